@@ -10,6 +10,7 @@
 //!   call_table       which memory the kernel touches in a system call
 //!   pidfd            what the kernel says of a process
 //!   sync             atomics, which a model checker can take the place of
+//!   streams, window  which pages come with the one that is needed
 //! ```
 //!
 //! Invariants: plain data, and code that never panics, allocates nothing and needs core alone, as
@@ -20,6 +21,8 @@ pub mod link;
 pub mod pidfd;
 pub mod pool;
 pub mod protocol;
+pub mod streams;
 pub mod sync;
+pub mod window;
 pub mod words;
 pub mod wordwise;

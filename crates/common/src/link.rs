@@ -44,6 +44,7 @@
 //! any more. If it cannot be said the bytes are put back, before anybody could touch the pages.
 
 use super::protocol::STAGING_PAGES;
+use super::window::{BLOCK_PAGES_MAX, POOL_READ_PAGES_MAX};
 
 /// Messages: what each says.
 pub const FAULT: u32 = 1;
@@ -124,11 +125,7 @@ const _: () = assert!(FETCHING < HERE && HERE < NOTING && NOTING == EARLY_STATE)
 pub const ALONG: u64 = 4;
 pub const EARLY_PAGE: u64 = !(PAGE as u64 - 1);
 pub const EARLY: usize = 256;
-/// Pages that a thread brings at once at most, but for those that left together.
-pub const EARLY_RUN_MAX: usize = 16;
-/// And of those.
-pub const EARLY_BLOCK_MAX: usize = 64;
-const _: () = assert!(EARLY_RUN_MAX <= EARLY_BLOCK_MAX && 2 * EARLY_BLOCK_MAX <= EARLY);
+const _: () = assert!(POOL_READ_PAGES_MAX as usize <= BLOCK_PAGES_MAX && 2 * BLOCK_PAGES_MAX <= EARLY);
 
 /// A page that the row of another one would have brought, and that was left out to see whether it faults by
 /// itself: an entry of `Link::early_left_out`.

@@ -9,6 +9,7 @@ use crate::swap::Swap;
 use crate::sync::Arc;
 use crate::units::{CpuId, PageBuf, SlotIndex, Vpn, grow};
 use crate::word::SwapEntry;
+use memspill_common::window::BLOCK_ORDERS;
 use std::collections::VecDeque;
 
 pub use crate::memory::WINDOW_MAX;
@@ -16,7 +17,7 @@ pub use crate::memory::WINDOW_MAX;
 /// faults, and what a stream has brought too much is less than what it has used.
 pub const ZERO_WINDOW_MAX: usize = CHUNK_PAGES as usize;
 /// The largest folio that comes back as one by default: what reclaim takes out at once.
-pub(crate) const FOLIO_MAX_ORDER: u8 = 6;
+pub(crate) const FOLIO_MAX_ORDER: u8 = *BLOCK_ORDERS.end() as u8;
 const FOLIO_MAX: usize = 1 << FOLIO_MAX_ORDER;
 
 /// A fault, as a front end hands it in.

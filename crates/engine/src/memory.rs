@@ -80,7 +80,7 @@ pub enum Take {
 }
 
 /// Most pages brought by one fault, unless it brings a folio, or zeros where there is plenty of room.
-pub const WINDOW_MAX: usize = 32;
+pub const WINDOW_MAX: usize = memspill_common::window::WINDOW_PAGES_MAX as usize;
 
 pub trait Memory: Send + Sync {
     /// Take the pages of `runs` out. `outcome` gets one entry per page, in order. `frames[i]` receives the

@@ -15,12 +15,12 @@
 use crate::backing::QueueId;
 use crate::fill::{Cause, Fault, Outcome, PREDICTED_MAX, Row, SwapIn};
 use crate::pointers::named_in;
-use crate::readahead::Window;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
 use crate::units::{Page, Vpn};
 use crate::word::{ON_TRIAL, State, Word};
+use memspill_common::window::Window;
 
 /// Pages beside one that has faulted came so many stamps ago at most, if they are of one row.
 const ROW_STAMPS: u64 = 64;
@@ -38,8 +38,8 @@ impl SwapIn<'_> {
         if fault.write {
             return Cause::Fault;
         }
-        if window.proven {
-            return Cause::InRow(if window.first == fault.vpn { Row::Up } else { Row::Down });
+        if window.is_proven {
+            return Cause::InRow(if window.is_down { Row::Down } else { Row::Up });
         }
         let at = index(fault.vpn);
         let came = |at: usize| {

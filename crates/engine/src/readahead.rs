@@ -1,9 +1,7 @@
-//! How many pages to bring with the one that faulted, and which. Two rules, for two settings.
-//!
-//! *By hits* (`HitWindow`: `readahead=always`, and `auto` where a page goes by the swap cache), the
-//! kernel's rule. Pages are read into the swap cache; one that a fault then finds there is a hit. The
-//! window begins at 8 pages, holds while hits come in, and halves with each miss that comes without any,
-//! down to one page:
+//! How many pages to read around the one that faulted, and which, where pages are read into the swap cache
+//! (`readahead=always`, and `auto` where a page goes by the swap cache): the kernel's rule. A page that a
+//! fault then finds there is a hit. The window begins at 8 pages, holds while hits come in, and halves with
+//! each miss that comes without any, down to one page:
 //!
 //! ```text
 //!   pages = hits + 2, up to a power of two, 4 at least     no hit: 1, or 2 next to the miss before
@@ -15,26 +13,11 @@
 //!
 //! The kernel has a window for each mapping; mappings are not known here, so it is one for the address space.
 //!
-//! *By streams* (`Streams`: `readahead=stream`, the default), this engine's own. A fault costs three pages
-//! here, so the right pages are worth bringing without a fault of their own; wrong ones cost memory and
-//! CPU. So nothing is brought until two faults in a row have proven a stream; then the window doubles from
-//! 2 to the maximum, and what it holds is mapped at once. A stream that meets a folio may bring all of it
-//! (`folio_window` in windows.rs).
-//!
-//! ```text
-//!    fault p      fault p+1          fault p+3                  fault p+7
-//!    window 1     window 2: p+1,p+2  window 4: p+3..p+6         window 8 …      up; down is the mirror image
-//! ```
-//!
-//! A stream may step over pages that are resident: the next fault is accepted up to `SLACK_PAGES` past the
-//! expected page. It knows no hits: one that stops making faults where they are expected is simply not
-//! continued. If most pages that came along were not touched, less is brought than the window says
-//! (trust.rs).
+//! By default (`readahead=stream`) another rule holds, which agents share (`crates/common/src/streams.rs`).
 //!
 //! What it does not do: look at page-table words or slots (the caller takes from the window what can be
 //! read).
 
-use crate::units::Vpn;
 use std::ops::Range;
 
 /// Hits that a window begins with: the first miss reads a whole one.
@@ -109,97 +92,6 @@ impl HitWindow {
     }
 }
 
-/// Streams remembered for one address space: a sort merges a handful, a matrix product walks three.
-const STREAMS: usize = 8;
-const SLACK_PAGES: u64 = 8;
-
-#[derive(Clone, Copy, Default)]
-struct Stream {
-    /// First page above what was brought; an ascending stream faults here next.
-    up: u64,
-    /// First page below.
-    down: u64,
-    window: u64,
-    /// Its latest fault.
-    fault: u64,
-    last_use: u64,
-}
-
-#[derive(Default)]
-pub struct Streams {
-    table: [Stream; STREAMS],
-    clock: u64,
-}
-
-/// The pages to bring: [first, first + pages), which holds the faulting page.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window {
-    pub first: Vpn,
-    pub pages: u64,
-    /// Faults have come where a stream's next one was expected.
-    pub proven: bool,
-}
-
-impl Window {
-    /// The same, but not beyond the last end of an aligned block of `pages` pages that it reaches, seen in
-    /// its direction from the page that faulted.
-    pub fn ending_with_a_block(self, fault: Vpn, pages: u64) -> Window {
-        let (first, end) = (self.first.0, self.first.0 + self.pages);
-        let (last_end, next_start) = (end & !(pages - 1), first.next_multiple_of(pages));
-        if first == fault.0 && last_end > first {
-            return Window { pages: last_end - first, ..self };
-        }
-        if first != fault.0 && next_start <= fault.0 {
-            return Window { first: Vpn(next_start), pages: end - next_start, ..self };
-        }
-        self
-    }
-}
-
-impl Streams {
-    /// A fault at `vpn`; at most `max` pages are wanted.
-    pub fn fault(&mut self, vpn: Vpn, max: u64) -> Window {
-        self.clock += 1;
-        let page = vpn.0;
-        for stream in self.table.iter_mut().filter(|s| s.window != 0) {
-            let ascending = page >= stream.up && page - stream.up <= SLACK_PAGES;
-            let descending = page <= stream.down && stream.down - page <= SLACK_PAGES;
-            if !ascending && !descending {
-                continue;
-            }
-            let pages = (stream.window * 2).min(max).max(1);
-            let first = if ascending { page } else { (page + 1).saturating_sub(pages) };
-            *stream = Stream {
-                // The end that the stream does not move towards is put where no fault matches by chance.
-                up: if ascending { first + pages } else { u64::MAX },
-                down: if ascending { 0 } else { first.saturating_sub(1) },
-                window: pages,
-                fault: page,
-                last_use: self.clock,
-            };
-            return Window { first: Vpn(first), pages, proven: true };
-        }
-        let oldest = self.table.iter_mut().min_by_key(|s| s.last_use).expect("the table is not empty");
-        let (up, down) = (page + 1, page.saturating_sub(1));
-        *oldest = Stream { up, down, window: 1, fault: page, last_use: self.clock };
-        Window { first: vpn, pages: 1, proven: false }
-    }
-
-    /// Note that this fault has brought these pages instead of its window (a folio, or less): its stream goes
-    /// on behind them.
-    pub fn note_brought(&mut self, fault: Vpn, first: Vpn, pages: u64) {
-        for stream in self.table.iter_mut().filter(|s| s.window != 0 && s.fault == fault.0) {
-            stream.window = stream.window.max(pages);
-            if stream.up != u64::MAX {
-                stream.up = first.0 + pages;
-            }
-            if stream.down != 0 {
-                stream.down = first.0.saturating_sub(1);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,84 +136,5 @@ mod tests {
         (0..6).for_each(|_| window.hit());
         assert_eq!(window.aligned(77, 16), 72..80);
         assert_eq!(window.aligned(3, 1), 3..4, "never more than may be");
-    }
-
-    fn windows(faults: &[u64]) -> Vec<(u64, u64)> {
-        let mut streams = Streams::default();
-        faults
-            .iter()
-            .map(|f| {
-                let w = streams.fault(Vpn(*f), 32);
-                (w.first.0, w.pages)
-            })
-            .collect()
-    }
-
-    #[test]
-    fn an_ascending_stream_doubles() {
-        assert_eq!(
-            windows(&[100, 101, 103, 107, 115, 131, 163]),
-            [(100, 1), (101, 2), (103, 4), (107, 8), (115, 16), (131, 32), (163, 32)]
-        );
-    }
-
-    #[test]
-    fn a_descending_stream_doubles() {
-        assert_eq!(windows(&[100, 99, 97, 93]), [(100, 1), (98, 2), (94, 4), (86, 8)]);
-    }
-
-    #[test]
-    fn random_faults_bring_nothing() {
-        let mut x = 1u64;
-        let faults: Vec<u64> = (0..100)
-            .map(|_| {
-                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                (x >> 33) % 1_000_000_000 + 1000
-            })
-            .collect();
-        assert!(windows(&faults).iter().zip(&faults).all(|(w, f)| *w == (*f, 1)));
-    }
-
-    #[test]
-    fn a_stream_goes_on_behind_a_folio() {
-        let mut streams = Streams::default();
-        assert_eq!(streams.fault(Vpn(100), 32).pages, 1);
-        streams.note_brought(Vpn(100), Vpn(96), 16);
-        let after = streams.fault(Vpn(112), 32);
-        assert_eq!((after.first.0, after.pages), (112, 32));
-        let before = |first| {
-            let mut streams = Streams::default();
-            streams.fault(Vpn(100), 32);
-            streams.note_brought(Vpn(100), Vpn(96), 16);
-            streams.fault(Vpn(first), 32).first.0
-        };
-        assert_eq!(before(95), 64, "or before it");
-    }
-
-    #[test]
-    fn a_window_ends_with_a_block() {
-        let up = |first, pages| Window { first: Vpn(first), pages, proven: true };
-        let ended = |window: Window, fault, pages| {
-            let window = window.ending_with_a_block(Vpn(fault), pages);
-            (window.first.0, window.pages)
-        };
-        assert_eq!(ended(up(100, 32), 100, 16), (100, 28));
-        assert_eq!(ended(up(112, 32), 112, 16), (112, 32));
-        assert_eq!(ended(up(100, 8), 100, 16), (100, 8), "a part of a block");
-        assert_eq!(ended(up(110, 8), 110, 16), (110, 2));
-        assert_eq!(ended(up(69, 32), 100, 16), (80, 21), "downwards");
-        assert_eq!(ended(up(98, 3), 100, 16), (98, 3));
-    }
-
-    #[test]
-    fn two_streams_at_once() {
-        let w = windows(&[1000, 9000, 1001, 9001, 1003, 9003]);
-        assert_eq!(w[4], (1003, 4));
-        assert_eq!(w[5], (9003, 4));
-    }
-
-    #[test]
-    fn resident_pages_are_stepped_over() {
-        assert_eq!(windows(&[100, 101, 105])[2], (105, 4));
     }
 }

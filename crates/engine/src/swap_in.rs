@@ -32,13 +32,13 @@ use crate::fill::{
 };
 use crate::group::Group;
 use crate::memory::Stop;
-use crate::readahead::Window;
 use crate::reclaim::folio::orders;
 use crate::space::{CHUNK_PAGES, Chunk, Space, index};
 use crate::stats::add;
 use crate::sync::{Arc, lock};
 use crate::units::{PageBuf, SlotIndex, Vpn};
 use crate::word::{HAS_ENTRY, State, SwapEntry, WANTED, Word};
+use memspill_common::window::Window;
 use std::ops::Range;
 
 impl SwapIn<'_> {
@@ -75,6 +75,10 @@ impl SwapIn<'_> {
                 let folio = self.folio_window(&words[..], vpn, state, window);
                 let folio =
                     folio.filter(|block| block.len() as u64 > window.pages.max(self.most_read_ahead(entry)));
+                let window = match folio {
+                    Some(_) => window,
+                    None => self.ending_with_a_folio(space, window, state),
+                };
                 let cause = match state {
                     State::Swapped => self.cause_of(space, &words, fault, window),
                     _ => Cause::Fault,
@@ -221,12 +225,13 @@ impl SwapIn<'_> {
         }
         let chunk_first = vpn.0 - at as u64;
         let pages: Vec<Vpn> = block.clone().map(|i| Vpn(chunk_first + i as u64)).collect();
-        space.streams().note_brought(vpn, Vpn(chunk_first + block.start as u64), block.len() as u64);
+        space.streams().note_brought(vpn.0, pages[0].0..pages[0].0 + pages.len() as u64);
         Some(self.mark_claimed(space, words, &pages, State::Swapped, Some(vpn)))
     }
 
     /// Claim the faulting page, and of its window those pages of the same chunk that are in the same state.
-    /// None if there is no room even for the page itself. The other pages may not take the last of the room.
+    /// None if there is no room even for the page itself. The other pages may not take the last of the room:
+    /// of a window for which there is none, the half (quarter, ...) comes.
     fn claim(
         &self,
         space: &Space,
@@ -237,22 +242,27 @@ impl SwapIn<'_> {
     ) -> Option<Vec<Claim>> {
         let vpn = fault.vpn;
         let chunk_first = vpn.0 - index(vpn) as u64;
-        let first = window.first.0.max(chunk_first);
-        let last = (window.first.0 + window.pages).min(chunk_first + CHUNK_PAGES);
-        let mut picked: Vec<Vpn> = (first..last)
+        let mut picked: Vec<Vpn> = window
+            .range()
             .filter(|p| *p == vpn.0 || words[(p - chunk_first) as usize].state() == state)
             .filter(|p| *p == vpn.0 || state == State::Swapped || !space.is_excluded(Vpn(*p)))
             .map(Vpn)
             .collect();
         let group = space.group(self.swap);
-        let reserve_bytes = group.gap_bytes() / 2;
-        if picked.len() < 2 || !group.try_charge(self.cpu, picked.len() as u64, reserve_bytes) {
+        let mut comes = window;
+        while picked.len() > 1 && !group.try_charge(self.cpu, picked.len() as u64, group.gap_bytes() / 2) {
+            comes = comes.cut(comes.pages / 2);
+            picked.retain(|page| comes.range().contains(&page.0));
+        }
+        if picked.len() == 1 {
             if fault.urgent {
                 group.force_charge(self.cpu, 1);
             } else if !self.charge_one(group) {
                 return None;
             }
-            picked = vec![vpn];
+        }
+        if comes != window {
+            space.streams().note_brought(vpn.0, comes.range());
         }
         Some(self.mark_claimed(space, words, &picked, state, Some(vpn)))
     }

@@ -1,18 +1,11 @@
 //! Whether what would come with a page of a row is worth bringing.
 //!
-//! Two faults side by side are taken for a row (readahead.rs), and in a program that goes through its arrays
-//! they are one. In one that walks over small objects they are chance more often than not: of Python's dicts
-//! two in five of such pages were touched before they left again, of Java's four in five. A page that is not
-//! touched costs its way in, the way out of another one, and often a fault on that. So some are left out,
-//! and noted (notes.rs), for each size of window by itself:
-//!
-//! ```text
-//!   window, or folio:   fault  + + + + + + + +
-//!
-//!   trusted, 1 of 32    fault  + + + ?             ends before a page that is noted
-//!   trusted, others     fault  + + + + + + + +
-//!   not trusted         fault  . . ? . . . . .     comes alone; one page of them is noted
-//! ```
+//! Two faults side by side are taken for a row (`crates/common/src/streams.rs`), and in a program that goes
+//! through its arrays they are one. In one that walks over small objects they are chance more often than not:
+//! of Python's dicts two in five of such pages were touched before they left again, of Java's four in five. A
+//! page that is not touched costs its way in, the way out of another one, and often a fault on that.
+//! Therefore some are left out (`crates/common/src/window.rs` draws which), and noted (notes.rs), for each
+//! size of window by itself.
 //!
 //! A page that is noted and then comes with another one, by advice, or because it was named, is forgotten.
 //!
@@ -20,17 +13,14 @@
 //! window is no smaller than before. A window of a size that is not trusted grows as if it had come: a row
 //! proves itself by more faults, until it comes to a size that is trusted.
 //!
-//! Here is what is known; windows.rs asks for it, and threads that bring their pages by themselves are told
-//! (the agent's window.rs).
+//! Here is what is known; windows.rs asks for it, and threads that bring their pages by themselves are told.
 //!
-//! What it does not do: find rows (readahead.rs).
+//! What it does not do: find rows, or choose the page that is left out.
 
 use crate::notes::{Notes, Rate};
-use crate::reclaim::queues::mix;
 use crate::units::{MAX_ORDER, Vpn};
+use memspill_common::window::{Verdict, order_of, verdict};
 
-/// One window of so many that are trusted ends early.
-const SAMPLED: u32 = 32;
 /// Percent of the pages that were noted that must have been touched.
 const RIGHT_PERCENT: u32 = 70;
 /// Windows of 2^n pages up to 2^(n + 1), for each n.
@@ -41,27 +31,14 @@ const SIZES: usize = MAX_ORDER as usize + 1;
 pub(crate) struct Trust {
     notes: Notes<u8>,
     rates: [Rate; SIZES],
-    windows: u32,
-}
-
-/// What is done with a window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
-    Bring,
-    /// It ends before a page that is noted.
-    Try,
-    /// Only the page that faulted comes, and one is noted.
-    Leave,
+    windows: u64,
 }
 
 impl Trust {
-    /// The verdict on a window of `pages` pages.
+    /// The verdict on a window of `pages` pages that are away.
     pub fn verdict(&mut self, pages: usize) -> Verdict {
-        self.windows = self.windows.wrapping_add(1);
-        if is_distrusted(self.rates[size_of_window(pages)]) {
-            return Verdict::Leave;
-        }
-        if self.windows.is_multiple_of(SAMPLED) { Verdict::Try } else { Verdict::Bring }
+        self.windows += 1;
+        verdict(pages, !is_distrusted(self.rates[size_of_window(pages)]), self.windows)
     }
 
     /// Bit n: windows of 2^n pages up to 2^(n + 1) are not worth bringing.
@@ -102,11 +79,6 @@ impl Trust {
         }
         is_right
     }
-
-    /// Any number below `n`.
-    pub fn any(&self, n: usize) -> usize {
-        mix(self.windows.into()) as usize % n
-    }
 }
 
 fn is_distrusted(rate: Rate) -> bool {
@@ -114,7 +86,7 @@ fn is_distrusted(rate: Rate) -> bool {
 }
 
 fn size_of_window(pages: usize) -> usize {
-    (pages.max(1).ilog2() as usize).min(SIZES - 1)
+    (order_of(pages as u64) as usize).min(SIZES - 1)
 }
 
 #[cfg(all(test, not(any(loom, simulated))))]
@@ -142,8 +114,13 @@ mod tests {
             let mut counts = [0, 0, 0];
             for n in 0..windows {
                 let verdict = trust.verdict(8);
-                counts[verdict as usize] += 1;
-                if verdict == Verdict::Bring {
+                let kind = match verdict {
+                    Verdict::Bring => 0,
+                    Verdict::Try(_) => 1,
+                    Verdict::Leave(_) => 2,
+                };
+                counts[kind] += 1;
+                if kind == 0 {
                     continue;
                 }
                 let vpn = Vpn(n * 7919);

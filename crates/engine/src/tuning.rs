@@ -12,6 +12,7 @@
 //! What it does not do: hold sizes and limits of a job (budget, watermarks, devices).
 
 use crate::units::Order;
+use memspill_common::window::BLOCK_ORDERS;
 use std::fmt;
 
 /// Where a CPU looks for its next cluster on a fragmented device. On rotating devices always `Shared`, and
@@ -82,7 +83,7 @@ pub enum LargeFolios {
 
 /// The smallest block that leaves as a folio when none is asked for, 64 KiB: below it, one that happens to be
 /// cold together is not worth a search for slots of its own.
-pub(crate) const AUTO_ORDER_MIN: Order = Order(4);
+pub(crate) const AUTO_ORDER_MIN: Order = Order(*BLOCK_ORDERS.start() as u8);
 
 /// How many pages leave together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,7 +2,8 @@
 //! is trusted.
 //!
 //! ```text
-//!   fault ─▶ window (readahead.rs) ─▶ part of a folio that its row has earned? ─▶ worth it (trust.rs)?
+//!   fault ─▶ window (Streams, Window of memspill-common) ─▶ part of a folio that its row has earned?
+//!                                                        ─▶ worth it (trust.rs)?
 //!   fault on new memory ─▶ a window of zeros, larger while there is plenty of room
 //! ```
 //!
@@ -10,60 +11,53 @@
 //! (neighbours.rs).
 
 use crate::fill::{Claim, FOLIO_MAX_ORDER, SwapIn, WINDOW_MAX, ZERO_WINDOW_MAX};
-use crate::readahead::Window;
 use crate::reclaim::folio::orders;
 use crate::space::{CHUNK_PAGES, Space, index};
 use crate::stats::add;
-use crate::trust::Verdict;
 use crate::tuning::{AUTO_ORDER_MIN, FolioSize, Readahead};
-use crate::units::{Order, SlotIndex, Vpn};
-use crate::word::{State, SwapEntry, Word};
+use crate::units::{Order, Vpn};
+use crate::word::{State, Word};
+use memspill_common::window::{Verdict, Window};
 use std::ops::Range;
-
-/// By default a stream whose window is 2^n pages may bring a folio of order n + 2: 64 KiB with the third
-/// fault in a row. (The second one is often chance.)
-const EARNED_ORDERS: u8 = 2;
 
 impl SwapIn<'_> {
     /// The pages of the row of which this fault is one.
     pub(crate) fn window(&self, space: &Space, vpn: Vpn, state: State) -> Window {
         let max = match self.swap.tuning.readahead {
             // A zero fill reads nothing: its runs are not readahead, and all settings have them.
-            _ if state == State::None => return self.zero_window(space, vpn),
+            _ if state == State::None && space.group(self.swap).has_plenty() => {
+                space.memory.zeros_max().min(ZERO_WINDOW_MAX)
+            }
+            _ if state == State::None => WINDOW_MAX,
             // A page that is read ahead is not claimed, and not mapped.
-            Readahead::Auto | Readahead::Always => return Window { first: vpn, pages: 1, proven: false },
-            Readahead::Stream => WINDOW_MAX as u64,
+            Readahead::Auto | Readahead::Always => return Window::alone(vpn.0),
+            Readahead::Stream => WINDOW_MAX,
         };
-        let mut streams = space.streams();
-        let window = streams.fault(vpn, max);
-        let Some((_, largest)) = orders(&self.swap.tuning).filter(|_| state == State::Swapped) else {
-            return window;
-        };
-        // Not into a folio of which it would be a part, so that this one is met at its beginning.
-        let block = match self.swap.tuning.folio {
-            FolioSize::Auto => AUTO_ORDER_MIN,
-            FolioSize::Fixed(_) => largest,
-        };
-        let within = window.ending_with_a_block(vpn, u64::from(block.pages()));
+        let chunk_first = vpn.0 - index(vpn) as u64;
+        let streams = space.streams();
+        let window = streams.fault(vpn.0, max as u64);
+        let within = window.within(chunk_first..chunk_first + CHUNK_PAGES);
         if within != window {
-            streams.note_brought(vpn, within.first, within.pages);
+            streams.note_brought(vpn.0, within.range());
         }
         within
     }
 
-    /// The window of a page that is new. One that ends with its chunk meets the next fault behind it.
-    fn zero_window(&self, space: &Space, vpn: Vpn) -> Window {
-        let has_plenty = space.group(self.swap).has_plenty();
-        let max = if has_plenty { space.memory.zeros_max().min(ZERO_WINDOW_MAX) } else { WINDOW_MAX };
-        let mut streams = space.streams();
-        let window = streams.fault(vpn, max as u64);
-        let chunk_end = (vpn.0 - index(vpn) as u64) + CHUNK_PAGES;
-        if window.first.0 + window.pages <= chunk_end {
+    /// The window so that it does not end in a folio of which it would be a part: so that this one is met at
+    /// its beginning.
+    pub(crate) fn ending_with_a_folio(&self, space: &Space, window: Window, state: State) -> Window {
+        let Some((_, largest)) = orders(&self.swap.tuning).filter(|_| state == State::Swapped) else {
             return window;
+        };
+        let block = match self.swap.tuning.folio {
+            FolioSize::Auto => AUTO_ORDER_MIN,
+            FolioSize::Fixed(_) => largest,
+        };
+        let ended = window.ending_with_a_block(block.pages().into());
+        if ended != window {
+            space.streams().note_brought(window.fault, ended.range());
         }
-        let within = Window { pages: chunk_end - window.first.0, ..window };
-        streams.note_brought(vpn, within.first, within.pages);
-        within
+        ended
     }
 
     /// What comes in with a page of a folio. If `--tune folio` names the size: the 64 KiB around the page,
@@ -79,28 +73,19 @@ impl SwapIn<'_> {
     ) -> Option<Range<usize>> {
         let (smallest, largest) = orders(&self.swap.tuning).filter(|_| state == State::Swapped)?;
         let largest = match self.swap.tuning.folio {
-            FolioSize::Auto if !window.proven => return None,
-            FolioSize::Auto => Order((window.pages.ilog2() as u8 + EARNED_ORDERS).min(FOLIO_MAX_ORDER)),
-            FolioSize::Fixed(_) if !window.proven => smallest,
+            FolioSize::Auto if !window.is_proven => return None,
+            FolioSize::Auto => Order((window.earned_order() as u8).min(FOLIO_MAX_ORDER)),
+            FolioSize::Fixed(_) if !window.is_proven => smallest,
             FolioSize::Fixed(_) => largest,
         };
-        let at = index(vpn);
-        let SwapEntry { device, slot } = words[at].entry();
-        let in_a_row = |i: usize| {
-            let expected = SlotIndex(slot.0.wrapping_add(i as u32).wrapping_sub(at as u32));
-            words[i].state() == State::Swapped && words[i].entry() == SwapEntry { device, slot: expected }
+        let chunk_first = vpn.0 - index(vpn) as u64;
+        let slot_of = |page: u64| {
+            let word = words[page.wrapping_sub(chunk_first) as usize];
+            let entry = (word.state() == State::Swapped).then(|| word.entry())?;
+            Some(u64::from(entry.device) << u32::BITS | u64::from(entry.slot.0))
         };
-        let mut orders = (smallest.0..=largest.0).rev().map(|order| 1 << order);
-        orders.find_map(|pages: usize| {
-            let first = at & !(pages - 1);
-            let part = match (window.proven, window.first == vpn) {
-                (false, _) => first..first + pages,
-                (true, true) => at..first + pages,
-                (true, false) => first..at + 1,
-            };
-            let is_aligned = slot.index() % pages == at - first;
-            (is_aligned && part.clone().all(in_a_row)).then_some(part)
-        })
+        let block = window.block(smallest.0.into()..=largest.0.into(), slot_of)?;
+        Some((block.start - chunk_first) as usize..(block.end - chunk_first) as usize)
     }
 
     /// The part that is brought of the window and the folio that a fault has earned.
@@ -118,39 +103,26 @@ impl SwapIn<'_> {
         self.note_left_out(space, vpn);
         // A size of folios that is named is wanted.
         let is_named = self.swap.tuning.folio != FolioSize::Auto && orders(&self.swap.tuning).is_some();
-        if !window.proven || is_named {
+        if !window.is_proven || is_named {
             return (window, folio);
         }
-        let at = index(vpn);
-        let chunk_first = vpn.0 - at as u64;
-        let upwards = window.first == vpn;
-        let beside = match &folio {
-            Some(block) if upwards => at + 1..block.end,
-            Some(block) => block.start..at,
-            None if upwards => at + 1..(at + window.pages as usize).min(words.len()),
-            None => window.first.0.saturating_sub(chunk_first) as usize..at,
-        };
-        let mut away = beside.filter(|i| words[*i].state() == State::Swapped);
+        let pages = folio.as_ref().map_or(window.pages, |block| block.len() as u64);
+        let whole = Window { pages, ..window };
+        let is_away = |n: &u64| words[index(Vpn(whole.page(*n)))].state() == State::Swapped;
+        let mut away = (1..whole.pages).filter(is_away);
         let pages = 1 + away.clone().count();
         if pages == 1 {
             return (window, folio);
         }
-        let mut trust = space.trust();
-        let verdict = trust.verdict(pages);
-        if verdict == Verdict::Bring {
-            return (window, folio);
-        }
-        let place = away.nth(trust.any(pages - 1)).expect("it is one of them");
-        let left_out = Vpn(chunk_first + place as u64);
-        drop(trust);
-        self.leave_out(space, left_out, pages);
-        let (first, end) = match (verdict, upwards) {
-            (Verdict::Try, true) => (vpn.0, left_out.0),
-            (Verdict::Try, false) => (left_out.0 + 1, vpn.0 + 1),
-            _ => (vpn.0, vpn.0 + 1),
+        let (place, comes) = match space.trust().verdict(pages) {
+            Verdict::Bring => return (window, folio),
+            Verdict::Try(nth) => (away.nth(nth - 1), None),
+            Verdict::Leave(nth) => (away.nth(nth - 1), Some(1)),
         };
-        let cut = Window { first: Vpn(first), pages: end - first, proven: verdict == Verdict::Try };
-        space.streams().note_brought(vpn, cut.first, cut.pages);
+        let place = place.expect("it is one of them");
+        self.leave_out(space, Vpn(whole.page(place)), pages);
+        let cut = whole.cut(comes.unwrap_or(place));
+        space.streams().note_brought(vpn.0, cut.range());
         (cut, None)
     }
 

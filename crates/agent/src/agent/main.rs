@@ -20,7 +20,6 @@
 //! | `calls/`      | what system calls use is brought before, and stays while they are under way |
 //! | `pages/`      | pages leave and come back without a userfaultfd of the supervisor's         |
 //! | `thread/`     | what is kept for a thread of the program, and how it waits                  |
-//! | `readahead/`  | which pages come along                                                      |
 //! | `supervisor/` | what is shared with the supervisor, and how it is called; the few globals   |
 //! | `machine/`    | system calls, all that depends on the processor, memory that is our own     |
 //!
@@ -59,7 +58,6 @@ mod machine;
 mod pages;
 mod planted;
 mod programs;
-mod readahead;
 mod start;
 mod supervisor;
 mod thread;

@@ -16,7 +16,7 @@ use crate::gate::Gate;
 use crate::group::Group;
 use crate::memory::Memory;
 use crate::pointers::Pointers;
-use crate::readahead::{HitWindow, Streams};
+use crate::readahead::HitWindow;
 use crate::reclaim::lru::Record;
 use crate::reclaim::queues::{Queues, Return, Source, Ways};
 use crate::reclaim::turn::Turn;
@@ -25,6 +25,7 @@ use crate::sync::{Arc, AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, RwLoc
 use crate::trust::Trust;
 use crate::units::{SpaceId, Vpn};
 use crate::word::{CANCELLED, MADE_OWN, ON_TRIAL, STAMP_MASK, State, SwapEntry, WANTED, Word};
+use memspill_common::streams::Streams;
 use std::collections::BTreeMap;
 
 /// Pages in a chunk of the page table (2 MiB).
@@ -80,7 +81,7 @@ impl Space {
             group: None,
             gate: Gate::new(),
             lru: Mutex::new(Queues::default()),
-            streams: Mutex::new(Streams::default()),
+            streams: Mutex::new(Streams::empty()),
             trust: Mutex::new(Trust::default()),
             window: Mutex::new(HitWindow::default()),
             pointers: Mutex::new(Pointers::default()),

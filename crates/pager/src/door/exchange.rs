@@ -23,11 +23,11 @@ use crate::process::port::Port;
 use crate::process::wire;
 use crate::run::Run;
 use crate::times::EXCHANGE_ENDS;
-use memspill_common::link::EARLY_RUN_MAX;
 use memspill_common::protocol::{
     Go, Hello, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
     UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
+use memspill_common::window::POOL_READ_PAGES_MAX;
 use memspill_engine::space::Space;
 use memspill_engine::tuning::Readahead;
 use memspill_engine::units::{PAGE_SIZE, SpaceId};
@@ -200,7 +200,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
             let control = Arc::new(control);
             let link = bell.map(|bell| {
                 let goes_on = run.engine.swap().tuning.readahead == Readahead::Stream;
-                let run_pages = if goes_on { EARLY_RUN_MAX } else { 1 };
+                let run_pages = if goes_on { POOL_READ_PAGES_MAX } else { 1 };
                 let closed_bytes = run.engine.groups().root().limit_bytes() / CLOSED_SHARE;
                 Port::of_agent(control.clone(), bell, pool.map(|(number, _)| number), run_pages, closed_bytes)
             });

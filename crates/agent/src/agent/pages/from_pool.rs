@@ -33,7 +33,7 @@
 //! it is while memory is full, or may be: whoever asks waits until reclaim has made room. And so it is where
 //! the supervisor brings what pages name before it is touched, for it must see the pages.
 //!
-//! What it does not do: say what comes along with a page (`rows.rs`, `window.rs`).
+//! What it does not do: say what comes along with a page (`readahead.rs`; `streams.rs` of common/).
 
 use crate::common::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 use core::cell::UnsafeCell;
@@ -43,14 +43,14 @@ use super::channel::{field, word64};
 use super::gate::{self, Inside};
 use super::kernel::{self, DESCRIPTORS};
 use super::notes::{self, Comes};
+use super::readahead::{self, Limits};
 use super::run::{self, Run};
 use super::{supervisor, table};
 use crate::common::link::LeftOut;
 use crate::common::pool::{self, HEADER_BYTES, Header, Location, MAGIC, PAGE_BYTES, Packed, ROOMS};
+use crate::common::window::Window;
 use crate::common::words::{SWAPPED, Word};
 use crate::machine::sys::PAGE;
-use crate::readahead::rows::Way;
-use crate::readahead::window::{self, Limits};
 use crate::thread::block;
 
 struct State {
@@ -189,50 +189,54 @@ pub fn bring(_inside: &Inside, page: usize) -> bool {
     if is_read_by_supervisor || !has_its_turn(thread.tid) || notes::are_too_many() {
         return false;
     }
-    let most = word64(field!(early_run)).load(Ordering::Relaxed) as usize;
-    let way = thread.rows.find(page);
-    let (wanted, left_out) = window(&way, most);
+    let most = word64(field!(early_run)).load(Ordering::Relaxed);
+    if most == 0 {
+        return false;
+    }
+    let window = thread.streams.fault((page / PAGE) as u64, most);
+    let (wanted, left_out) = wanted(&window);
     let mut pages = 0;
     while pages < wanted {
         let piece = PIECE.min(wanted - pages);
         let comes = if pages == 0 { Comes::Needed(left_out) } else { Comes::Along };
-        let brought = bring_piece(&way, pages, piece, thread.tid, comes);
+        let brought = bring_piece(&window, pages, piece, thread.tid, comes);
         pages += brought;
         if brought < piece {
             break;
         }
     }
-    if pages > 0 {
-        thread.rows.note(&way, pages);
-    }
+    let came = Window { pages: pages.max(1) as u64, ..window };
+    thread.streams.note_brought(window.fault, came.range());
     pages > 0
 }
 
 /// How many pages of a window come, and what is left out.
-fn window(way: &Way, most: usize) -> (usize, LeftOut) {
+fn wanted(window: &Window) -> (usize, LeftOut) {
     /// Counts of windows, by all threads: a thread may end before it has had many.
     #[unsafe(link_section = ".data")]
-    static NUMBER: AtomicUsize = AtomicUsize::new(0);
-    let slot_of = |page: usize| {
-        let seen = table::load(table::find(page)?);
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let slot_of = |page: u64| {
+        let seen = table::load(table::find(page as usize * PAGE)?);
         (seen.state() == SWAPPED && !seen.is_closed()).then_some(seen.slot())
     };
-    if way.pages > 1 && slot_of(way.page(0)) == Some(0) {
+    if window.pages > 1 && slot_of(window.fault) == Some(0) {
         notes::take_hints();
     }
     let limits = Limits {
-        window_pages: most,
         // No more than may lie there unnoted: so far threads may pass the limit.
-        block_pages: notes::told_at() as usize,
+        block_pages: notes::told_at(),
         distrusted: word64(field!(distrusted)).load(Ordering::Relaxed),
     };
-    window::wanted(way, &limits, || NUMBER.fetch_add(1, Ordering::Relaxed), &slot_of)
+    let (pages, left_out) =
+        readahead::wanted(window, &limits, || NUMBER.fetch_add(1, Ordering::Relaxed), &slot_of);
+    (pages as usize, left_out)
 }
 
 /// Brings so many pages of a window, from that one on, or those before the first whose bytes are not at hand.
 /// Returns how many. `comes`: the first of them.
-fn bring_piece(way: &Way, from: usize, most: usize, tid: u32, comes: Comes) -> usize {
-    let prot = table::find(way.page(from)).map_or(0, |word| table::load(word).prot());
+fn bring_piece(window: &Window, from: usize, most: usize, tid: u32, comes: Comes) -> usize {
+    let page = |n: usize| window.page(n as u64) as usize * PAGE;
+    let prot = table::find(page(from)).map_or(0, |word| table::load(word).prot());
     let mut bytes = MaybeUninit::<[[u8; PAGE_BYTES]; PIECE]>::uninit();
     // SAFETY: bytes of any value are good; what is not written is not used.
     let bytes = unsafe { &mut *bytes.as_mut_ptr().cast::<[[u8; PAGE_BYTES]; PIECE]>() };
@@ -240,21 +244,21 @@ fn bring_piece(way: &Way, from: usize, most: usize, tid: u32, comes: Comes) -> u
     let mut pages = 0;
     for (n, place) in fetched.iter_mut().enumerate().take(most) {
         // In the order of the addresses.
-        let Some(bytes) = bytes.get_mut(if way.is_down() { PIECE - 1 - n } else { n }) else { break };
-        *place = fetch(way.page(from + n), prot, bytes);
+        let Some(bytes) = bytes.get_mut(if window.is_down { PIECE - 1 - n } else { n }) else { break };
+        *place = fetch(page(from + n), prot, bytes);
         if place.is_none() {
             break;
         }
         pages += 1;
     }
     if pages > 0 {
-        let (lowest, at) = if way.is_down() { (from + pages - 1, PIECE - pages) } else { (from, 0) };
-        let run = Run { start: way.page(lowest), pages, prot: prot as usize };
+        let (lowest, at) = if window.is_down { (from + pages - 1, PIECE - pages) } else { (from, 0) };
+        let run = Run { start: page(lowest), pages, prot: prot as usize };
         run::fill(&run, bytes.as_ptr().wrapping_add(at) as usize, false);
     }
     for (n, fetched) in fetched.iter().flatten().enumerate() {
         table::finish(fetched.word, Word::EMPTY);
-        notes::here(fetched.entry, way.page(from + n), tid, if n == 0 { comes } else { Comes::Along });
+        notes::here(fetched.entry, page(from + n), tid, if n == 0 { comes } else { Comes::Along });
     }
     pages
 }

@@ -67,6 +67,7 @@ pub mod kernel;
 mod maps_text;
 pub mod moving;
 pub mod notes;
+mod readahead;
 pub mod reconcile;
 pub mod rules;
 pub mod run;

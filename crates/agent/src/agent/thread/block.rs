@@ -32,10 +32,10 @@ use core::arch::asm;
 use core::mem::offset_of;
 
 use crate::common::protocol::{RangeInUse, SLOT_RANGES, Slot};
+use crate::common::streams::Streams;
 use crate::machine::context::{AltStack, NO_STACK};
 use crate::machine::gadget;
 use crate::machine::sys::{self, PAGE, Result, nr};
-use crate::readahead::rows::Rows;
 use crate::supervisor::address;
 
 const STACK_BYTES: usize = 16 * PAGE;
@@ -152,8 +152,8 @@ pub struct Block {
     pub saved: Saved,
     /// The page on which the thread looks whether its fault is the program's own (`pages/uses.rs`); or 0.
     pub hazard: AtomicUsize,
-    /// Where it goes through memory in order (`readahead/rows.rs`).
-    pub rows: Rows,
+    /// Where it goes through memory in order (`streams.rs` of common/).
+    pub streams: Streams,
     /// The last seccomp filter that the thread has set itself, and the one that it is to set before its next
     /// call (`filters.rs`); or 0.
     pub filters: AtomicUsize,
@@ -362,7 +362,7 @@ fn make() -> Result<*mut Block> {
         is_to_be_traced: false,
         saved: NOTHING_SAVED,
         hazard: AtomicUsize::new(0),
-        rows: Rows::new(),
+        streams: Streams::empty(),
         filters: AtomicUsize::new(0),
         wanted_filters: AtomicUsize::new(0),
     };

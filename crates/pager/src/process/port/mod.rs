@@ -64,7 +64,7 @@ impl Port {
         control: Arc<ControlPage>,
         bell: OwnedFd,
         pool: Option<u8>,
-        run_pages: usize,
+        run_pages: u64,
         closed_bytes: u64,
     ) -> Port {
         Port(Kind::Agent(AgentPort::new(control, bell, pool, run_pages, closed_bytes)))

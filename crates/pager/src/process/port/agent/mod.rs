@@ -49,7 +49,7 @@ impl AgentPort {
         control: Arc<ControlPage>,
         bell: OwnedFd,
         pool: Option<u8>,
-        run_pages: usize,
+        run_pages: u64,
         closed_bytes: u64,
     ) -> AgentPort {
         let port = AgentPort {
@@ -59,7 +59,7 @@ impl AgentPort {
             delivering: Mutex::default(),
             has_met_change: AtomicBool::new(false),
             pool,
-            run_pages: run_pages as u64,
+            run_pages,
             staging: Staging::default(),
         };
         port.allow_pool_reads(pool.is_some());

@@ -10,9 +10,8 @@
 
 use super::AgentPort;
 use super::link::set_if_changed;
-use memspill_common::link::{
-    ALONG, EARLY, EARLY_BLOCK_MAX, EARLY_PAGE, EARLY_STATE, HERE, HINTS, Hint, LeftOut, NOTING,
-};
+use memspill_common::link::{ALONG, EARLY, EARLY_PAGE, EARLY_STATE, HERE, HINTS, Hint, LeftOut, NOTING};
+use memspill_common::window::BLOCK_PAGES_MAX;
 use memspill_engine::units::PAGE_SIZE;
 use std::sync::atomic::Ordering;
 
@@ -143,7 +142,7 @@ fn beside(page: u64, left_out: LeftOut) -> Option<(u64, usize)> {
     let is_of_a_window = distance != 0 && usize::from(distance.unsigned_abs()) < usize::from(pages);
     let beside = page.checked_add_signed(away).filter(|beside| *beside < crate::USER_END);
     beside
-        .filter(|_| is_of_a_window && usize::from(pages) <= EARLY_BLOCK_MAX)
+        .filter(|_| is_of_a_window && usize::from(pages) <= BLOCK_PAGES_MAX)
         .map(|beside| (beside, pages.into()))
 }
 
