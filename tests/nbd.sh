@@ -12,9 +12,10 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
 ALL=(servers fuse "${KINDS[@]/#/right-}"
-    delay rate pause blocks odd-size one-connection no-trim ctl)
+    refused delay rate pause blocks odd-size one-connection no-trim errors full
+    killed restarted emptied stopped stopped-for-good interrupted link ctl)
 # Quick enough for tests/run.sh.
-SHORT=(right-nbdkit-memory blocks ctl)
+SHORT=(right-nbdkit-memory restarted emptied ctl)
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
@@ -29,6 +30,8 @@ for tool in "${TOOLS[@]}"; do have "$tool" || { "$REPO/scripts/install-test-pack
 for tool in "${TOOLS[@]}"; do have "$tool" || { skip all "no $tool"; finish; }; done
 cd "$WORK" || exit 2
 SPILL=("$MEMSPILL" run -m 60M "${MEMSPILL_ARGS[@]}")
+# Another device, for what a server does not take.
+MORE=(--swap "file:$WORK/more")
 # All pages are checked, and most of them do not fit into the pool.
 MUTATE=("$WORKLOAD" mutate --size 150M --contents random)
 
@@ -64,6 +67,8 @@ serve() {
     esac || { end_servers; no "$1 does not listen at $place: $(tail -n 1 "$WORK/servers.log")"; }
 }
 
+end_server() { kill -9 "$1" && wait "$1"; } 2>/dev/null
+
 # The last server once more, at the same place.
 again() {
     case ${SERVED[0]} in */*) rm -f "${SERVED[0]}" ;; esac
@@ -71,7 +76,8 @@ again() {
 }
 
 end_servers() {
-    [ ${#SERVERS[@]} = 0 ] || { kill -CONT "${SERVERS[@]}"; kill "${SERVERS[@]}"; wait "${SERVERS[@]}"; }
+    # nbdkit waits for its clients, also those that the link has lost.
+    [ ${#SERVERS[@]} = 0 ] || { kill -9 "${SERVERS[@]}"; wait "${SERVERS[@]}"; }
     SERVERS=()
     rm -f "$WORK"/*.sock
 } 2>/dev/null
@@ -142,7 +148,10 @@ is_swap_by_fuse() { # FILE
     # All of it is given back; page 0 says whose it is.
     cmp -s -n $((SIZE - 4096)) -i 4096:0 "$1" /dev/zero || no "it still holds something"
 }
-at_exit() { fusermount3 -uz "$WORK/mounted" 2>/dev/null; return 0; }
+at_exit() {
+    { fusermount3 -uz "$WORK/mounted"; umount "$WORK/small"; ip netns del memspill-$$; } 2>/dev/null
+    return 0
+}
 
 case_fuse() {
     have nbdfuse && have fusermount3 && [ -e /dev/fuse ] ||
@@ -191,9 +200,11 @@ begin() {
     done
     rm -f stats.json
     BEGAN=$SECONDS
+    set -m # in a group of its own, it does not ignore SIGINT
     "${SPILL[@]}" "$@" --stats-json stats.json --swap "$ADDRESS$words" -- \
         "${MUTATE[@]}" --seconds "$seconds" >out 2>err &
     RUN=$!
+    set +m
 }
 
 # ends SECONDS: the run ends within that time; sets CODE, and TOOK from its beginning.
@@ -274,7 +285,6 @@ case_refused() {
     start_qemu tcp raw || return
     refuses 'no export "?other' "${ADDRESS/disk/other}" &&
         refuses 'are needed' "$ADDRESS,size=1G" &&
-        refuses 'nbd://' "${ADDRESS/nbd:/nbds:}" &&
         refuses 'in RAM|no room|fit|needed|larger' "$ADDRESS,size=100T"
     end_servers
     [ -z "$WHY" ] || return
@@ -296,7 +306,17 @@ case_refused() {
     rm -f disk.raw
     [ -z "$WHY" ] || return
     port=$(free_port)
-    serve "$port" python3 -m http.server -b 127.0.0.1 "$port" && refuses 'no NBD' "nbd://127.0.0.1:$port/"
+    # A server of something else: one that waits for the client's words, and one that does not.
+    serve "$port" python3 -m http.server -b 127.0.0.1 "$port" && refuses 'not answer' "nbd://127.0.0.1:$port/"
+    end_servers
+    [ -z "$WHY" ] || return
+    serve "$WORK/greeter.sock" python3 -c '
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+while True: server.accept()[0].send(b"220 mail.example ESMTP, at your service\r\n")
+' "$WORK/greeter.sock" && refuses 'no NBD' "nbd+unix:///?socket=$WORK/greeter.sock"
     end_servers
     [ -z "$WHY" ] || return
     start_nbdkit-memory unix || return
@@ -332,6 +352,8 @@ case_tls-refused() {
         refuses 'ertificate' "$tls,cacert=tls/stranger-cert.pem" &&
         refuses 'elsewhere|name' "$tls?tls-hostname=elsewhere.example,cacert=tls/ca-cert.pem" &&
         refuses 'nothing.pem' "$tls,cacert=nothing.pem" && refuses 'PEM|pem' "$tls,cacert=out"
+    end_servers
+    [ -z "$WHY" ] && start_nbdkit tcp memory $SIZE && refuses 'nbd://' "${ADDRESS/nbd:/nbds:}"
     end_servers
     [ -z "$WHY" ] && start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/other" memory $SIZE &&
         refuses 'name' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
@@ -399,7 +421,7 @@ case_errors() {
 case_full() {
     mkdir -p small && mount -t tmpfs -o size=30M none small 2>/dev/null || { SKIP="cannot mount"; return; }
     truncate -s $SIZE small/disk.raw && start_nbdkit unix file small/disk.raw || return
-    mutates 4 prio=9 -- --swap "file:$WORK/more"
+    mutates 4 prio=9 -- "${MORE[@]}"
     is_right && mutates 4 && { [ "$CODE" = 137 ] && grep -q 'swap is full' err || no "alone: $CODE"; }
     end_servers
     umount small
@@ -418,7 +440,7 @@ sys.exit(not any(server["sent_bytes"] > 20 << 20 for device in devices for serve
 }
 state_is() { "$MEMSPILL" ctl --pid $RUN swaps | grep nbd | grep -qw "$1"; }
 
-# The program cannot go on, and is told why, after so many seconds at most from now.
+# Who needs a page of the server ends, and is told why, and the rest goes on; within so many seconds from now.
 is_lost() { # SECONDS
     ends "$1" || return
     [ "$CODE" = 135 ] || no "ends with $CODE, not by SIGBUS: $(tail -n 1 err)" || return
@@ -441,7 +463,7 @@ over() { # what remains to be done, however it went
 # Back within its time, with what it held: nobody notices more than a pause.
 case_restarted() {
     with_run nbdkit-file 6 timeout=30 && {
-        kill -9 "$SERVER"
+        end_server "$SERVER"
         sleep 1
         again && ends 60 && is_right
     }
@@ -450,16 +472,16 @@ case_restarted() {
 
 # Back without what it held: never zeros for pages, and nobody waits for the time-out.
 case_emptied() {
-    with_run nbdkit-memory 60 timeout=60 && {
-        kill -9 "$SERVER"
+    with_run nbdkit-memory 8 timeout=60 prio=9 -- "${MORE[@]}" && {
+        end_server "$SERVER"
         again && is_lost 20
     }
     over
 }
 
 case_killed() {
-    with_run nbdkit-file 60 timeout=5 && {
-        kill -9 "$SERVER"
+    with_run nbdkit-file 12 timeout=5 prio=9 -- "${MORE[@]}" && {
+        end_server "$SERVER"
         sleep 1
         state_is away || no "it is not away: $("$MEMSPILL" ctl --pid $RUN swaps)"
     } && is_lost 20
@@ -477,22 +499,25 @@ case_stopped() {
 }
 
 case_stopped-for-good() {
-    with_run nbdkit-memory 60 timeout=8 && kill -STOP "$SERVER" && is_lost 25
+    with_run nbdkit-memory 15 timeout=8 prio=9 -- "${MORE[@]}" && kill -STOP "$SERVER" && is_lost 30
     over
 }
 
-# Whoever waits for a server can be ended.
+# Programs that wait for a server can be ended: by ^C, by the second SIGTERM, by SIGKILL.
 case_interrupted() {
     local signal code
     for signal in INT TERM KILL; do
         with_run nbdkit-memory 60 timeout=60 && {
             kill -STOP "$SERVER"
             sleep 3
-            kill -$signal $RUN
+            case $signal in
+            INT) kill -INT -- -$RUN; code=130 ;;
+            TERM) kill $RUN; sleep 0.5; kill $RUN 2>/dev/null; code=143 ;;
+            KILL) kill -KILL $RUN; code=137 ;;
+            esac
             ends 8 && nothing_left
         }
-        over || return
-        case $signal in INT) code=130 ;; TERM) code=143 ;; *) code=137 ;; esac
+        over || no "SIG$signal: $WHY" || return
         [ "$CODE" = $code ] || no "SIG$signal: ends with $CODE" || return
     done
 }
@@ -511,7 +536,8 @@ case_link() {
         SERVERS+=($!)
         ADDRESS=nbd://10.213.77.2/
         until_true 10 reaches 10.213.77.2 || { no "no server there"; break; }
-        begin $((up ? 6 : 60)) timeout=$((up ? 40 : 8)) && gets_going && ip link set mspill$$ down && {
+        begin $((up ? 6 : 15)) timeout=$((up ? 40 : 8)) prio=9 -- "${MORE[@]}" && gets_going && {
+            ip link set mspill$$ down
             if [ $up = 1 ]; then
                 sleep 10
                 ip link set mspill$$ up
@@ -537,13 +563,13 @@ case_mirror() {
     first=$ADDRESS first_server=$SERVER
     NAME=second start_nbdkit unix file second.raw || { over; return; }
     begin 25 timeout=40 mirror="$first" && gets_going && {
-        kill -9 "$SERVER"
+        end_server "$SERVER"
         until_true 10 state_is degraded || no "it is not degraded: $("$MEMSPILL" ctl --pid $RUN swaps)"
     } && {
         truncate -s 0 second.raw && truncate -s $SIZE second.raw && again && until_true 60 state_is on ||
             no "it does not come back: $("$MEMSPILL" ctl --pid $RUN swaps)"
     } && {
-        kill -9 "$first_server"
+        end_server "$first_server"
         ends 60 && is_right
     }
     over
@@ -554,7 +580,7 @@ case_ctl() {
     local export metric
     start_nbdkit-memory unix || return
     export=$ADDRESS
-    ADDRESS=file:$WORK/more
+    ADDRESS=${MORE[1]}
     begin 10 && sleep 1 && "$MEMSPILL" ctl --pid $RUN swapon "${export/$WORK\//},prio=9" >ctl.out 2>&1 ||
         no "swapon: $(cat ctl.out)"
     [ -n "$WHY" ] || gets_going && {
