@@ -52,6 +52,7 @@ use super::proc_mem;
 use crate::common::protocol::{
     CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
 };
+use crate::machine::seccomp::{FLAG_TSYNC, PR_SET_SECCOMP, SET_MODE_FILTER, SET_MODE_STRICT};
 use crate::machine::sys::{self, PAGE, Result, nr};
 use crate::supervisor::control::{
     answering_control, control_asked_for, own_control, tell_advice, tell_confined,
@@ -61,10 +62,6 @@ use crate::supervisor::state::STATE;
 use crate::thread::fork_lock;
 use crate::thread::trapped;
 
-const PR_SET_SECCOMP: usize = 22;
-const SECCOMP_SET_MODE_STRICT: usize = 0;
-const SECCOMP_SET_MODE_FILTER: usize = 1;
-const SECCOMP_FILTER_FLAG_TSYNC: usize = 1;
 /// How often a call is tried while all doorbells are in use, each for some µs.
 const RING_TRIES: u32 = 10_000;
 /// How often advice about swapping is tried while all doorbells for it are in use, in steps of a ms: then it
@@ -294,14 +291,14 @@ fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
 }
 
 fn seccomp(mut args: [usize; 6]) -> Result<usize> {
-    let sets = matches!(args[0], SECCOMP_SET_MODE_STRICT | SECCOMP_SET_MODE_FILTER);
+    let sets = matches!(args[0], SET_MODE_STRICT | SET_MODE_FILTER);
     if sets {
         be_joined();
         tell_confined();
     }
-    let everybody = args[0] == SECCOMP_SET_MODE_FILTER && args[1] & SECCOMP_FILTER_FLAG_TSYNC != 0;
+    let everybody = args[0] == SET_MODE_FILTER && args[1] & FLAG_TSYNC != 0;
     if everybody && !trapped::traps() && own_control().is_some() && sys::thread_count() == Some(2) {
-        args[1] &= !SECCOMP_FILTER_FLAG_TSYNC;
+        args[1] &= !FLAG_TSYNC;
     }
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::SECCOMP, args) };

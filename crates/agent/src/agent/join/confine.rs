@@ -23,6 +23,11 @@
 
 use crate::common::protocol::STAGING_PAGES;
 use crate::machine::region::EvictorBlock;
+use crate::machine::seccomp::{
+    ADD_X, ARCH, ARCH_X86_64, IF_AT_LEAST, IF_EQUAL, IF_GREATER, Instruction, LOAD, MODE_FILTER, NUMBER,
+    PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, RET_ALLOW, RET_KILL_PROCESS, RETURN, SET_MODE_FILTER, TO_X, high,
+    low,
+};
 use crate::machine::sys::{self, PAGE, nr};
 use crate::machine::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_ZEROPAGE};
 
@@ -31,13 +36,9 @@ const ID: usize = 4_000_000_000;
 
 const PR_GET_DUMPABLE: usize = 3;
 const PR_SET_DUMPABLE: usize = 4;
-const PR_SET_SECCOMP: usize = 22;
-const PR_SET_NO_NEW_PRIVS: usize = 38;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
-const SECCOMP_SET_MODE_FILTER: usize = 1;
 /// The filter needs no protection from speculation, which would slow this thread down: it keeps no secret.
 const SECCOMP_FILTER_FLAG_SPEC_ALLOW: usize = 4;
-const SECCOMP_MODE_FILTER: usize = 2;
 
 /// Called by the evictor itself, before anything else. `keeps_ids`: the supervisor has no CAP_SYS_PTRACE, and
 /// could not read the memory of another user's thread.
@@ -65,75 +66,42 @@ pub fn install_filter(block: &EvictorBlock) {
     #[repr(C)]
     struct Program {
         len: u16,
-        code: *const Insn,
+        code: *const Instruction,
     }
     let program = Program { len: filter.len as u16, code: filter.code.as_ptr() };
     let program = &raw const program as usize;
     // SAFETY: the kernel reads the program; the filter is for the calling thread alone.
     unsafe {
         let _ = sys::syscall(nr::PRCTL, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0]);
-        let args = [SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, program, 0, 0, 0];
+        let args = [SET_MODE_FILTER, SECCOMP_FILTER_FLAG_SPEC_ALLOW, program, 0, 0, 0];
         if sys::syscall(nr::SECCOMP, args).is_err() {
-            let _ = sys::syscall(nr::PRCTL, [PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0, 0]);
+            let _ = sys::syscall(nr::PRCTL, [PR_SET_SECCOMP, MODE_FILTER, program, 0, 0, 0]);
         }
     }
 }
 
-/// An instruction of classic BPF (`struct sock_filter`).
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Insn {
-    code: u16,
-    yes: u8,
-    no: u8,
-    value: u32,
-}
-
-const LOAD: u16 = 0x20;
-const IF_EQUAL: u16 = 0x15;
-const IF_GREATER: u16 = 0x25;
-const IF_AT_LEAST: u16 = 0x35;
-const ADD_X: u16 = 0x0c;
-const TO_X: u16 = 0x07;
-const RETURN: u16 = 0x06;
-
-const ALLOW: u32 = 0x7fff_0000;
-const KILL_PROCESS: u32 = 0x8000_0000;
-
-/// Offsets in `struct seccomp_data`; an argument is two words, the lower one first.
-const NR: u32 = 0;
-const ARCH: u32 = 4;
-const fn low(argument: u32) -> u32 {
-    16 + 8 * argument
-}
-const fn high(argument: u32) -> u32 {
-    low(argument) + 4
-}
-
-const THIS_ARCH: u32 = 0xc000_003e;
-
-const INSNS_MAX: usize = 160;
+const INSTRUCTIONS_MAX: usize = 160;
 /// The ioctl that tells which mapping is where.
 const PROCMAP_QUERY: u32 = 0xc068_6611;
 /// The ioctl that tells which pages are there.
 const PAGEMAP_SCAN: u32 = 0xc060_6610;
 
 struct Filter {
-    code: [Insn; INSNS_MAX],
+    code: [Instruction; INSTRUCTIONS_MAX],
     len: usize,
 }
 
 impl Filter {
     fn new(staging: usize, pages_itself: bool) -> Filter {
-        let mut filter = Filter { code: [Insn { code: 0, yes: 0, no: 0, value: 0 }; INSNS_MAX], len: 0 };
+        let mut filter = Filter { code: [Instruction::NONE; INSTRUCTIONS_MAX], len: 0 };
         // As a filter is installed, the kernel runs it for each number of a call, to know which calls are
         // always allowed. It gives up where an argument is loaded. This filter is installed far more often
         // than that is worth.
         filter.push(LOAD, 0, 0, low(0));
         filter.push(LOAD, 0, 0, ARCH);
-        filter.push(IF_EQUAL, 1, 0, THIS_ARCH);
-        filter.push(RETURN, 0, 0, KILL_PROCESS);
-        filter.push(LOAD, 0, 0, NR);
+        filter.push(IF_EQUAL, 1, 0, ARCH_X86_64);
+        filter.push(RETURN, 0, 0, RET_KILL_PROCESS);
+        filter.push(LOAD, 0, 0, NUMBER);
         for call in [nr::RECVFROM, nr::SENDTO, nr::FUTEX, nr::PPOLL, nr::GETPID] {
             filter.allow(call);
         }
@@ -178,8 +146,8 @@ impl Filter {
     }
 
     fn push(&mut self, code: u16, yes: u8, no: u8, value: u32) {
-        if let Some(insn) = self.code.get_mut(self.len) {
-            *insn = Insn { code, yes, no, value };
+        if let Some(place) = self.code.get_mut(self.len) {
+            *place = Instruction { code, yes, no, value };
             self.len += 1;
         }
     }
@@ -187,7 +155,7 @@ impl Filter {
     /// The call's number is loaded; it is loaded again where the call goes on to the next rule.
     fn allow(&mut self, call: usize) {
         self.push(IF_EQUAL, 0, 1, call as u32);
-        self.push(RETURN, 0, 0, ALLOW);
+        self.push(RETURN, 0, 0, RET_ALLOW);
     }
 
     /// Allowed if these arguments have these values; only the lower 32 bits are compared, which is all that
@@ -199,8 +167,8 @@ impl Filter {
             self.push(LOAD, 0, 0, low(*argument));
             self.push(IF_EQUAL, 0, body - 2 * i as u8 - 1, *value);
         }
-        self.push(RETURN, 0, 0, ALLOW);
-        self.push(LOAD, 0, 0, NR);
+        self.push(RETURN, 0, 0, RET_ALLOW);
+        self.push(LOAD, 0, 0, NUMBER);
     }
 
     /// The remaining calls may only be made on staging, which does not cross a border of 4 GiB (`region.rs`).
@@ -210,7 +178,7 @@ impl Filter {
         for (i, call) in [nr::MADVISE, nr::MUNLOCK, nr::MPROTECT].into_iter().enumerate() {
             self.push(IF_EQUAL, 3 - i as u8, 0, call as u32);
         }
-        self.push(RETURN, 0, 0, KILL_PROCESS);
+        self.push(RETURN, 0, 0, RET_KILL_PROCESS);
         // The distance to the refusal at the end is counted from the instruction that follows.
         self.push(LOAD, 0, 0, high(0));
         self.push(IF_EQUAL, 0, 10, (staging >> 32) as u32);
@@ -226,7 +194,7 @@ impl Filter {
         self.push(ADD_X, 0, 0, 0);
         // An end at a border of 4 GiB would be 0 here: staging ends before it.
         self.push(IF_GREATER, 0, 1, end as u32);
-        self.push(RETURN, 0, 0, KILL_PROCESS);
-        self.push(RETURN, 0, 0, ALLOW);
+        self.push(RETURN, 0, 0, RET_KILL_PROCESS);
+        self.push(RETURN, 0, 0, RET_ALLOW);
     }
 }

@@ -7,6 +7,7 @@
 //! | `context.rs`  | what the kernel puts on the stack for a signal's handler                  |
 //! | `uffd.rs`     | requests to a userfaultfd                                                 |
 //! | `region.rs`   | the memory that the agent owns, kept apart from the program's             |
+//! | `seccomp.rs`  | filters of system calls, as the kernel has them                            |
 //! | `affinity.rs` | on which CPU the evictor runs                                             |
 //! | `robust.rs`   | the robust locks of a thread                                              |
 //! | `numbers.rs`  | the kernel's numbers: errors, calls, flags                                |
@@ -19,5 +20,6 @@ pub mod gadget;
 pub mod numbers;
 pub mod region;
 pub mod robust;
+pub mod seccomp;
 pub mod sys;
 pub mod uffd;

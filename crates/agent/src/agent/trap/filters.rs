@@ -32,6 +32,11 @@ use super::{clone, enter, rewrite};
 use crate::calls::hold;
 use crate::machine::gadget;
 use crate::machine::region;
+use crate::machine::seccomp::{
+    ADDRESS, ARCH, ARCH_X86_64, FLAG_TSYNC, IF_AT_LEAST, IF_EQUAL, Instruction, JUMP, LOAD, LOAD_VALUE,
+    MODE_FILTER, MODE_STRICT, NUMBER, PR_GET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, RET_ACTION,
+    RET_ALLOW, RET_KILL_THREAD, RET_USER_NOTIF, RETURN, SET_MODE_FILTER, SET_MODE_STRICT, low,
+};
 use crate::machine::sys::{self, EFAULT, EINVAL, ENOMEM, Result, nr};
 use crate::pages;
 use crate::supervisor::control;
@@ -39,22 +44,8 @@ use crate::supervisor::state::STATE;
 use crate::thread::block;
 use crate::thread::block::Block;
 
-const SECCOMP: usize = 317;
-const SET_MODE_STRICT: usize = 0;
-const SET_MODE_FILTER: usize = 1;
-const FLAG_TSYNC: usize = 1;
-const PR_GET_SECCOMP: usize = 21;
-const PR_SET_SECCOMP: usize = 22;
-const PR_SET_NO_NEW_PRIVS: usize = 38;
-const MODE_STRICT: usize = 1;
-const MODE_FILTER: usize = 2;
 const EACCES: i32 = 13;
 
-const RET_KILL_THREAD: u32 = 0;
-const RET_ALLOW: u32 = 0x7fff_0000;
-const RET_USER_NOTIF: u32 = 0x7fc0_0000;
-const RET_ACTION: u32 = 0xffff_0000;
-const ARCH_X86_64: u32 = 0xc000_003e;
 /// The kernel's BPF_MAXINSNS.
 const INSTRUCTIONS_MAX: usize = 4096;
 const SCRATCH: usize = 16;
@@ -154,7 +145,7 @@ const FORKS: [Call; 45] = [
 /// Does the call set a filter?
 pub fn sets_filter(number: usize, args: &[usize; 6]) -> bool {
     match number {
-        SECCOMP => matches!(args[0], SET_MODE_STRICT | SET_MODE_FILTER),
+        nr::SECCOMP => matches!(args[0], SET_MODE_STRICT | SET_MODE_FILTER),
         nr::PRCTL => args[0] == PR_SET_SECCOMP,
         _ => false,
     }
@@ -227,9 +218,9 @@ const STRICT: [usize; 4] = [0, 1, 60, RT_SIGRETURN];
 pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> {
     rewrite::stop(rewrite::FORBIDDEN);
     let is_strict = match (number, args[0], args[1]) {
-        (SECCOMP, SET_MODE_STRICT, 0) if args[2] == 0 => true,
+        (nr::SECCOMP, SET_MODE_STRICT, 0) if args[2] == 0 => true,
         (nr::PRCTL, _, MODE_STRICT) => true,
-        (SECCOMP, SET_MODE_FILTER, _) | (nr::PRCTL, _, MODE_FILTER) => false,
+        (nr::SECCOMP, SET_MODE_FILTER, _) | (nr::PRCTL, _, MODE_FILTER) => false,
         _ => return Err(EINVAL),
     };
     // SAFETY: numbers.
@@ -237,7 +228,7 @@ pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> 
     if is_strict && prctl(PR_GET_SECCOMP, 0) != Ok(0) {
         return Err(EINVAL);
     }
-    let flags = if number == SECCOMP && !is_strict { args[1] } else { 0 };
+    let flags = if number == nr::SECCOMP && !is_strict { args[1] } else { 0 };
     let kept = match is_strict {
         true => {
             let code = strict_code();
@@ -280,7 +271,7 @@ pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> 
 fn set_kept(kept: &Kept, flags: usize) -> Result<usize> {
     let program = [kept.own + kept.len, kept.code];
     // SAFETY: the kernel reads the program.
-    unsafe { gadget::call(SECCOMP, [SET_MODE_FILTER, flags, &raw const program as usize, 0, 0, 0]) }
+    unsafe { gadget::call(nr::SECCOMP, [SET_MODE_FILTER, flags, &raw const program as usize, 0, 0, 0]) }
 }
 
 /// TSYNC: a thread with a filter that the caller has not got, by its number.
@@ -380,28 +371,6 @@ fn keep(
     }
 }
 
-/// `struct sock_filter`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    code: u16,
-    yes: u8,
-    no: u8,
-    value: u32,
-}
-
-const LOAD: u16 = 0x20;
-const LOAD_VALUE: u16 = 0;
-const IF_EQUAL: u16 = 0x15;
-const IF_AT_LEAST: u16 = 0x35;
-const JUMP: u16 = 0x05;
-const RETURN: u16 = 0x06;
-/// In `struct seccomp_data`.
-const NUMBER: u32 = 0;
-const ARCH: u32 = 4;
-const ADDRESS: u32 = 8;
-const FIRST: u32 = 16;
-
 const fn instruction(code: u16, yes: u8, no: u8, value: usize) -> Instruction {
     Instruction { code, yes, no, value: value as u32 }
 }
@@ -434,7 +403,7 @@ struct Prefix {
 impl Prefix {
     /// None: the agent lies so that it cannot be told by one comparison, or there is no room.
     fn new(has_threads: bool, has_forks: bool) -> Option<Prefix> {
-        let mut prefix = Prefix { code: [instruction(LOAD_VALUE, 0, 0, 0); PREFIX_MAX], len: 0 };
+        let mut prefix = Prefix { code: [Instruction::NONE; PREFIX_MAX], len: 0 };
         let (start, end) = region::own_code();
         if start >> 32 != end >> 32 {
             return None;
@@ -495,7 +464,7 @@ impl Prefix {
             return self.push(RETURN, 0, 0, RET_ALLOW as usize);
         };
         self.push(IF_EQUAL, 0, 4, number);
-        self.push(LOAD, 0, 0, FIRST as usize);
+        self.push(LOAD, 0, 0, low(0) as usize);
         self.push(IF_EQUAL, 0, 1, first & LOWER);
         self.push(RETURN, 0, 0, RET_ALLOW as usize);
         self.push(LOAD, 0, 0, NUMBER as usize);
