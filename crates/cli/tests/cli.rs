@@ -5,30 +5,15 @@
 //! doctor/tests.rs.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-fn memspill(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_memspill")).args(arguments).output().unwrap()
-}
+#[path = "support/command.rs"]
+mod command;
 
-/// The single line on stderr, and the exit code; stdout must be empty, as it belongs to the command.
-fn refused(arguments: &[&str]) -> (i32, String) {
-    let output = memspill(arguments);
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(output.stdout.is_empty(), "{arguments:?} wrote to stdout");
-    assert!(stderr.starts_with("memspill: "), "{arguments:?}: {stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
-    (output.status.code().unwrap(), stderr)
-}
+use command::{refused, run as memspill, scratch_file};
 
-fn scratch_file(name: &str, contents: &[u8], mode: u32) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    fs::write(&path, contents).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-    path
-}
+const BINARY: &str = env!("CARGO_BIN_EXE_memspill");
 
 #[test]
 fn a_wrong_command_line_of_run_is_125() {
@@ -77,7 +62,7 @@ fn what_a_newcomer_types_is_answered_with_what_would_do() {
 fn the_command_is_in_this_directory_and_not_in_path() {
     let file = scratch_file("here", b"#!/bin/sh\n", 0o755);
     let name = file.file_name().unwrap().to_str().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+    let mut command = Command::new(BINARY);
     let output =
         command.args(["run", "-m", "64M", name]).current_dir(file.parent().unwrap()).output().unwrap();
     let line = String::from_utf8(output.stderr).unwrap();
@@ -90,7 +75,7 @@ fn the_command_is_in_this_directory_and_not_in_path() {
 fn what_cannot_be_printed_is_an_error_and_no_panic() {
     for arguments in [&["run", "--tune", "help"][..], &["completions", "bash"]] {
         let full = fs::File::options().write(true).open("/dev/full").unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+        let mut command = Command::new(BINARY);
         let output = command.args(arguments).stdout(full).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {output:?}");
         assert!(output.stderr.starts_with(b"memspill: cannot write"), "{arguments:?}: {output:?}");
@@ -230,24 +215,19 @@ fn doctor_answers_on_any_machine() {
 fn doctor_looks_at_the_directory_it_is_told() {
     let by_option = memspill(&["doctor", "--swap-dir", "/no/such/dir"]).stdout;
     assert!(String::from_utf8(by_option).unwrap().contains("/no/such/dir"));
-    let by_variable = Command::new(env!("CARGO_BIN_EXE_memspill"))
-        .arg("doctor")
-        .env("MEMSPILL_DIR", "/no/dir")
-        .output()
-        .unwrap();
+    let by_variable = Command::new(BINARY).arg("doctor").env("MEMSPILL_DIR", "/no/dir").output().unwrap();
     assert!(String::from_utf8(by_variable.stdout).unwrap().contains("/no/dir"));
 }
 
 /// A closed pipe is success (or what doctor found); any other failure to write is a failure.
 #[test]
 fn stdout_that_cannot_be_written() {
-    let mut child =
-        Command::new(env!("CARGO_BIN_EXE_memspill")).arg("--help").stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Command::new(BINARY).arg("--help").stdout(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert!(child.wait().unwrap().success());
 
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_memspill")).arg("doctor").stdout(full).output().unwrap();
+    let output = Command::new(BINARY).arg("doctor").stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("memspill: cannot write to stdout"));
 }
@@ -276,7 +256,7 @@ fn size_says_why_it_cannot_judge() {
 #[test]
 fn a_swap_directory_in_ram_is_noticed() {
     let run = |variable: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_memspill"));
+        let mut command = Command::new(BINARY);
         command.args(["run", "-m", "64M", "true"]).env_remove("MEMSPILL_DIR").env_remove("TMPDIR");
         command.env(variable, "/dev/shm").output().unwrap()
     };

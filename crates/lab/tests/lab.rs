@@ -3,34 +3,19 @@
 //! workload is.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
-fn lab(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_memspill-lab")).args(arguments).output().unwrap()
-}
+#[path = "../../cli/tests/support/command.rs"]
+mod command;
 
-/// The single line on stderr, and the exit code; stdout must be empty, as it belongs to the command.
-fn refused(arguments: &[&str]) -> (i32, String) {
-    let output = lab(arguments);
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert!(output.stdout.is_empty(), "{arguments:?} wrote to stdout");
-    assert!(stderr.starts_with("memspill: "), "{arguments:?}: {stderr}");
-    assert_eq!(stderr.lines().count(), 1, "{arguments:?}: {stderr}");
-    (output.status.code().unwrap(), stderr)
-}
+use command::{refused, run as lab, scratch_file};
 
-fn scratch_file(name: &str, contents: &[u8], mode: u32) -> PathBuf {
-    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-    fs::write(&path, contents).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-    path
-}
+const BINARY: &str = env!("CARGO_BIN_EXE_memspill-lab");
 
 /// On a terminal of its own, by script(1).
 fn on_terminal(command: &str) -> String {
-    let command = format!("{} {command}", env!("CARGO_BIN_EXE_memspill-lab"));
+    let command = format!("{} {command}", BINARY);
     let output = Command::new("script").args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).output();
     String::from_utf8(output.expect("script(1)").stdout).unwrap()
 }
@@ -172,7 +157,7 @@ fn size_finds_a_budget() {
         return;
     }
     let page = scratch_file("size.html", b"", 0o644);
-    let own = env!("CARGO_BIN_EXE_memspill-lab");
+    let own = BINARY;
     // However fast the machine is, it takes long enough to be judged.
     let job = format!("sleep 0.7; {own} bench workload pmbench --size 48M --seconds 600 --ops 250000");
     let options = ["size", "--within", "50%", "--json", "--html", page.to_str().unwrap(), "--"];
