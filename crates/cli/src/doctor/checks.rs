@@ -68,6 +68,11 @@ pub(super) const DISPATCH: &str = "system call traps";
 fn dispatch(facts: &Facts) -> Check {
     match facts.dispatch {
         Ok(()) => ok(DISPATCH, "work (Syscall User Dispatch), for agent mode"),
+        Err(_) if facts.dispatch_sysctl == Some(0) => warn(
+            DISPATCH,
+            "switched off (kernel.syscall_user_dispatch is 0): no agent mode",
+            Some("as root: sysctl kernel.syscall_user_dispatch=1".into()),
+        ),
         Err(libc::EINVAL) => warn(DISPATCH, "not in this kernel (5.11): no agent mode", None),
         Err(errno) => warn(DISPATCH, format!("{}: no agent mode", reason(errno)), None),
     }

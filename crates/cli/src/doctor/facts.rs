@@ -41,6 +41,8 @@ pub(super) struct Facts {
     pub(super) uffd_user_mode: Tried,
     /// Trapping system calls (Syscall User Dispatch), by the program that is run.
     pub(super) dispatch: Tried,
+    /// Since Linux 7.3.
+    pub(super) dispatch_sysctl: Option<u64>,
     pub(super) own_memory: Tried,
     /// None where no userfaultfd of any kind could be had.
     pub(super) uffd_features: Option<u64>,
@@ -109,6 +111,7 @@ impl Facts {
             uffd_full: full_userfaultfd(&status),
             uffd_user_mode: tried(probe::userfaultfd(true).map(drop)),
             dispatch: tried(probe::dispatch()),
+            dispatch_sysctl: number_in("/proc/sys/kernel/syscall_user_dispatch"),
             own_memory: tried(probe::own_memory()),
             uffd_features: features,
             event_fork,

@@ -28,6 +28,7 @@ fn good() -> Facts {
         uffd_full: Ok(()),
         uffd_user_mode: Ok(()),
         dispatch: Ok(()),
+        dispatch_sysctl: None,
         own_memory: Ok(()),
         uffd_features: Some(feature::KNOWN),
         event_fork: Ok(()),
@@ -119,6 +120,8 @@ fn a_plain_user_gets_agent_mode() {
     let old = Facts { dispatch: Err(libc::EINVAL), ..facts.clone() };
     let line = &judge_for(&old, Wanted::AUTO)[0];
     assert!(line.level == Level::Fail && line.found.contains("userfaultfd (system call traps"), "{line:?}");
+    let off = Facts { dispatch: Err(libc::EINVAL), dispatch_sysctl: Some(0), ..facts.clone() };
+    assert!(check(&off, DISPATCH).fix.unwrap().contains("kernel.syscall_user_dispatch=1"));
     let unlocked = Facts { keys_are_locked: false, ..plain_user() };
     assert!(check(&unlocked, "encryption").fix.unwrap().contains("ulimit -l"));
     let slow = Facts { cpu_does_aes: false, ..good() };

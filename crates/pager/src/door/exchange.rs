@@ -119,8 +119,8 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
     let why = match (error.kind(), door.source.mode(), error.raw_os_error()) {
         (TimedOut, ..) => format!("it did not answer for {} s", EXCHANGE_ENDS.as_secs()),
         (_, Mode::Agent(_), Some(libc::ENOSYS)) => {
-            "its system calls cannot be trapped: there is no Syscall User \
-             Dispatch here (Linux 5.11 has it on x86-64), or a sandbox forbids it"
+            "its system calls cannot be trapped: there is no Syscall User Dispatch here (Linux 5.11 has it), \
+             kernel.syscall_user_dispatch is 0, or a sandbox forbids it"
                 .into()
         }
         (_, Mode::Agent(_), Some(libc::EBUSY)) => {

@@ -216,6 +216,16 @@ pub fn arm() -> Result<usize> {
     unsafe { call(nr::PRCTL, [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, start, len, 0, 0]) }
 }
 
+/// Can they be trapped? It leaves this thread's untrapped. (With kernel.syscall_user_dispatch=0, since Linux
+/// 7.3, `disarm` says nothing of that.)
+pub fn can_arm() -> bool {
+    static ALLOW: u8 = 0;
+    let selector = &raw const ALLOW as usize;
+    let on = [PR_SET_SYSCALL_USER_DISPATCH, PR_SYS_DISPATCH_ON, 0, 0, selector, 0];
+    // SAFETY: the kernel reads the byte, which says that no call is trapped.
+    unsafe { call(nr::PRCTL, on) }.is_ok() && disarm().is_ok()
+}
+
 /// From now on they are not. Err: the kernel cannot trap them.
 pub fn disarm() -> Result<usize> {
     // SAFETY: no memory involved.

@@ -32,7 +32,7 @@ pub fn traps() -> bool {
 ///
 /// Err, which is told to the supervisor (`Ready::errno`): EBUSY, the program has more than one thread
 /// already, or has set %gs where only the kernel can set it; ENOSYS, the kernel cannot
-/// (CONFIG_GENERIC_ENTRY), or a sandbox forbids it.
+/// (CONFIG_GENERIC_ENTRY) or must not (kernel.syscall_user_dispatch), or a sandbox forbids it.
 pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
     if is_armed() {
         // The child of a fork.
@@ -44,7 +44,9 @@ pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
     {
         return Err(EBUSY);
     }
-    gadget::disarm().map_err(|_| ENOSYS)?;
+    if !gadget::can_arm() {
+        return Err(ENOSYS);
+    }
     block::reserve()
 }
 
