@@ -285,7 +285,7 @@ fn over_nbdkit(options: &[&str], listens: &str, connections: Option<u32>) -> Opt
             Server::Tcp { host: "127.0.0.1".into(), port }
         }
     };
-    nbdkit.args(options).arg(format!("size={}", u64::from(SLOTS) * 4096 * 33 / 32 + (1 << 20)));
+    nbdkit.args(options).arg(format!("size={}", u64::from(SLOTS) * 4096 * 16 / 15 + (1 << 20)));
     match nbdkit.spawn() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             eprintln!("skipped: nbdkit is not installed");

@@ -10,7 +10,7 @@
 //! writes count as failures all the same: whatever keeps pages from being written, the swap cache must not
 //! grow for ever.
 
-use crate::backing::BackingError;
+use crate::backing::{BackingError, Link, LinkState};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, Ordering, lock};
 
 /// This many new pages failed with none written in between: then the device has failed, not a slot of it.
@@ -21,6 +21,8 @@ pub struct DeviceErrors {
     read: Mutex<First>,
     write: Mutex<First>,
     short: Mutex<First>,
+    /// Each server's state when it was last told, and how often it had come back.
+    links: Mutex<Vec<(LinkState, u64)>>,
     failed_in_a_row: AtomicU32,
     /// The last write that failed did so because the machine was short of something.
     last_was_short: AtomicBool,
@@ -84,6 +86,17 @@ impl DeviceErrors {
     /// The first write error, once.
     pub fn tell_write(&self) -> Option<BackingError> {
         lock(&self.write).tell()
+    }
+
+    /// The servers of which there is news, by their numbers. That one is there is none at first.
+    pub fn tell_links(&self, links: &[Link]) -> Vec<usize> {
+        let mut told = lock(&self.links);
+        told.resize(links.len(), (LinkState::On, 0));
+        let changed = |(at, link): (usize, &Link)| {
+            let now = (link.state, link.reconnects);
+            (std::mem::replace(&mut told[at], now) != now).then_some(at)
+        };
+        links.iter().enumerate().filter_map(changed).collect()
     }
 
     /// What the machine was first short of, once.

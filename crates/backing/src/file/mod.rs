@@ -463,7 +463,7 @@ impl FileBacking {
         if is_awaited {
             lock(&self.read_time).begin(Instant::now());
         }
-        match self.store.read(queue, op) {
+        match self.store.read(queue, op, is_awaited) {
             None => ReadStart::Pending,
             Some(op) => ReadStart::Done(self.finish(op)),
         }

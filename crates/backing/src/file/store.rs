@@ -78,10 +78,10 @@ impl<Tag: Send> Store<Tag> {
     }
 
     /// Start the reads. If they are done at once, `op` comes back.
-    pub(super) fn read(&self, queue: QueueId, op: ReadOp<Tag>) -> Option<ReadOp<Tag>> {
+    pub(super) fn read(&self, queue: QueueId, op: ReadOp<Tag>, is_awaited: bool) -> Option<ReadOp<Tag>> {
         match self {
             Store::Medium(queues, medium) => queues.read(queue, medium.as_fd(), op),
-            Store::Remote(remote) => remote.read(queue, op),
+            Store::Remote(remote) => remote.read(queue, op, is_awaited),
         }
     }
 

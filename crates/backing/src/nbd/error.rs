@@ -33,6 +33,8 @@ pub enum NbdError {
     /// The server says no, in its own words.
     Refused(String),
     NoAnswer,
+    /// The server hangs up.
+    Closed,
     Protocol(&'static str),
     Io(io::Error),
 }
@@ -99,6 +101,7 @@ impl fmt::Display for NbdError {
             NbdError::NoAnswer => {
                 write!(f, "the server does not answer: is it stopped, or at its limit of clients?")
             }
+            NbdError::Closed => write!(f, "the server closes the connection: its own log may say why"),
             NbdError::Protocol(what) => {
                 write!(f, "the server breaks the protocol: {what}; use another server")
             }
@@ -113,6 +116,9 @@ impl From<io::Error> for NbdError {
     fn from(error: io::Error) -> NbdError {
         match error.kind() {
             io::ErrorKind::TimedOut => NbdError::NoAnswer,
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                NbdError::Closed
+            }
             _ => NbdError::Io(error),
         }
     }

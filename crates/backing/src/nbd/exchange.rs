@@ -26,6 +26,7 @@ pub(super) fn exchange(
     if command == Command::Write {
         timed.write_all(bytes)?;
     }
+    timed.flush()?;
     let expected = Expected { offset_bytes, read_bytes };
     answer(&mut timed, bytes, |cookie| (cookie == COOKIE).then_some(expected), read_bytes)?;
     Ok(timed.stream)
@@ -67,7 +68,7 @@ fn answer(
             let mut more = [0; 4096];
             let got = timed.read(&mut more)?;
             if got == 0 {
-                return Err(NbdError::Io(std::io::ErrorKind::UnexpectedEof.into()));
+                return Err(NbdError::Closed);
             }
             held.extend_from_slice(&more[..got]);
         }

@@ -11,7 +11,7 @@
 //!
 //! What it does not do: open sockets or wait (`stream.rs`), or judge what an export is good for (`mod.rs`).
 
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 
 use super::error::NbdError;
 use super::wire::{be16, be32, be64};
@@ -72,7 +72,7 @@ pub struct Export {
 pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), NbdError> {
     let mut hello = [0; 16];
     read(stream, &mut hello).map_err(|error| match error {
-        NbdError::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => NbdError::NotNbd,
+        NbdError::Closed => NbdError::NotNbd,
         other => other,
     })?;
     match (be64(&hello, 0), be64(&hello, 8)) {
@@ -91,7 +91,6 @@ pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), NbdError> {
 }
 
 /// Ask that what follows is encrypted.
-#[allow(dead_code, reason = "for TLS, which comes next")]
 pub fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), NbdError> {
     ask(stream, STARTTLS, &[])?;
     let (kind, words) = answer(stream, STARTTLS)?;
@@ -194,10 +193,7 @@ fn answer(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), NbdErro
 }
 
 fn read(stream: &mut impl Read, bytes: &mut [u8]) -> Result<(), NbdError> {
-    stream.read_exact(bytes).map_err(|error| match error.kind() {
-        io::ErrorKind::ConnectionReset => NbdError::Io(io::ErrorKind::UnexpectedEof.into()),
-        _ => error.into(),
-    })
+    Ok(stream.read_exact(bytes)?)
 }
 
 /// The server's no, in its own words if they can be printed.
@@ -210,6 +206,7 @@ fn refused(kind: u32, words: &[u8]) -> NbdError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
 
     /// A server that says this, whatever it is told.
     struct Says(io::Cursor<Vec<u8>>);

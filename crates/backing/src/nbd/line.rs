@@ -56,6 +56,7 @@ enum Use {
     Nobody,
 }
 
+#[derive(Clone, Copy)]
 struct Request {
     cookie: u64,
     expected: Expected,
@@ -67,6 +68,7 @@ struct Request {
 struct Op<Tag> {
     op: ReadOp<Tag>,
     queue: QueueId,
+    is_awaited: bool,
     begun: Instant,
     requests_left: usize,
 }
@@ -195,8 +197,8 @@ impl<Tag> Line<Tag> {
         (self.stream.is_some() && self.requests.len() > 0).then_some(self.progress)
     }
 
-    pub(super) fn has_heads_to_send(&self) -> bool {
-        !self.out.is_empty()
+    pub(super) fn has_more_to_send(&self) -> bool {
+        !self.out.is_empty() || self.stream.as_ref().is_some_and(Stream::wants_to_send)
     }
 
     /// It has a connection again: send all reads once more.
@@ -244,21 +246,17 @@ impl<Tag> Line<Tag> {
         self.input = Box::default();
     }
 
-    /// Give up all reads: they end with this errno.
-    pub(super) fn give_up_reads(&mut self, errno: Errno, finished: &mut Vec<Finished<Tag>>) {
-        self.give_up_some(errno, finished, |_, _| true);
-    }
-
-    /// The same of those that are meant. Replies that still come for them are passed over.
-    pub(super) fn give_up_some(
+    /// Give up reads, those that are awaited or not: they end with this errno. Replies that still come for
+    /// them are passed over.
+    pub(super) fn give_up(
         &mut self,
         errno: Errno,
         finished: &mut Vec<Finished<Tag>>,
-        is_meant: impl Fn(QueueId, Instant) -> bool,
+        is_meant: impl Fn(bool) -> bool,
     ) {
         let is_down = self.stream.is_none();
         for at in 0..self.ops.items.len() {
-            if !self.ops.get(at).is_some_and(|op| is_meant(op.queue, op.begun)) {
+            if !self.ops.get(at).is_some_and(|op| is_meant(op.is_awaited)) {
                 continue;
             }
             for place in 0..self.requests.items.len() {
@@ -285,11 +283,12 @@ impl<Tag> Line<Tag> {
         &mut self,
         queue: QueueId,
         op: ReadOp<Tag>,
+        is_awaited: bool,
         moved: &Moved,
         request_bytes_max: usize,
     ) -> Result<(), Cut> {
         let begun = Instant::now();
-        self.begin(Op { op, queue, begun, requests_left: 0 }, moved, request_bytes_max)
+        self.begin(Op { op, queue, is_awaited, begun, requests_left: 0 }, moved, request_bytes_max)
     }
 
     fn begin(&mut self, op: Op<Tag>, moved: &Moved, request_bytes_max: usize) -> Result<(), Cut> {
@@ -386,8 +385,11 @@ impl<Tag> Line<Tag> {
 
     /// Send heads that wait.
     pub(super) fn flush(&mut self) -> Result<(), Cut> {
-        if self.is_mid_write {
-            return Ok(());
+        match self.stream.as_mut().map_or(Ok(()), Stream::flush) {
+            Ok(()) if self.is_mid_write => return Ok(()),
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(errno) => return Err(Cut::Failed(errno)),
         }
         while !self.out.is_empty() {
             let Some(stream) = self.stream.as_mut() else {
@@ -508,20 +510,16 @@ impl<Tag> Line<Tag> {
         request_bytes_max: usize,
         finished: &mut Vec<Finished<Tag>>,
     ) -> Result<(), Cut> {
-        let asked = self.requests.get(at).expect("the parser asked for it");
-        if asked.errno == 0 && asked.got_bytes < asked.expected.read_bytes {
-            // It stays under way, and is asked again on the next connection.
-            return Err(Cut::Bad("less data than was asked for"));
-        }
-        let Request { expected, used, errno, .. } = self.requests.take(at).expect("just seen");
+        let Request { expected, used, got_bytes, errno, .. } =
+            *self.requests.get(at).expect("the parser asked for it");
+        // Before it is taken: a read is asked for again on the next connection.
         if errno == SHUTDOWN {
-            // It is asked again on the next connection: a read stays what it was.
-            if let Use::Read { .. } = used {
-                let cookie = u64::from(self.numbers) << 32 | at as u64;
-                self.requests.add(|_| Request { cookie, expected, used, got_bytes: 0, errno: 0 });
-            }
             return Err(Cut::Ends);
         }
+        if errno == 0 && got_bytes < expected.read_bytes {
+            return Err(Cut::Bad("less data than was asked for"));
+        }
+        self.requests.take(at);
         let (number, run) = match used {
             Use::Nobody => return Ok(()),
             Use::Piece(piece) => return Ok(self.answered.push((piece, errno))),

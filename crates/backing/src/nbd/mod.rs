@@ -11,7 +11,7 @@
 //! | `config.rs`    | what people say of an export                                              |
 //! | `wire.rs`      | requests, and the parser of replies                                       |
 //! | `handshake.rs` | what is said before the first request                                     |
-//! | `stream.rs`    | a socket                                                                  |
+//! | `stream.rs`    | a socket; `tls.rs`: who is believed on it                                 |
 //! | `exchange.rs`  | one request on a socket that nobody else uses yet                         |
 //! | `line.rs`      | a connection and what is in flight on it                                  |
 //! | `away.rs`      | the rules for a server that is away, as a function of time                |
@@ -40,6 +40,7 @@ mod moved;
 mod peer;
 mod remote;
 mod stream;
+mod tls;
 mod wire;
 
 /// Parsers of what servers say, for `crates/fuzz`.

@@ -37,9 +37,9 @@ use super::handshake::Export;
 use super::line::{Cut, Finished, Line, Sending, errno_of};
 use super::mark::{self, Found, RunNumber};
 use super::moved::Moved;
-use super::stream::{Place, Stream};
+use super::stream::{Dial, Stream};
 use super::wire::Command;
-use crate::ring::{RunEnd, WriteRun};
+use crate::ring::{ReadOp, RunEnd, WriteRun};
 
 /// A server that owes an answer and gives no sign of life for so long is away.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
@@ -116,8 +116,7 @@ pub(super) trait Owner<Tag>: Send + Sync {
 /// See the module's header.
 pub(super) struct Peer<Tag> {
     index: usize,
-    target: NbdTarget,
-    place: Place,
+    dial: Dial,
     pub(super) export: Export,
     pub(super) counts: Lines,
     lines: Vec<Mutex<Line<Tag>>>,
@@ -160,21 +159,21 @@ impl<Tag: Send> Peer<Tag> {
     /// Connect for the first time; the export's first page is left as it is. The lines come up by `up_with`.
     pub(super) fn connect(
         index: usize,
-        target: NbdTarget,
+        target: &NbdTarget,
         queues: u32,
         connections: Option<u32>,
         timeout: Duration,
         now: Duration,
     ) -> Result<(Peer<Tag>, Vec<Stream>), NbdError> {
-        let place = Place::of(&target.server)?;
-        let (first, export) = Stream::open(&place, &target, Instant::now() + CONNECT)?;
+        let dial = Dial::of(target)?;
+        let (first, export) = dial.open(Instant::now() + CONNECT)?;
         let wanted = match export.can_multi_conn {
             true => Lines::for_queues(queues, connections),
             false => Lines::SHARED,
         };
         let mut streams = vec![first];
         while streams.len() < wanted.all() {
-            match Stream::open(&place, &target, Instant::now() + CONNECT_MORE) {
+            match dial.open(Instant::now() + CONNECT_MORE) {
                 Ok((stream, _)) => streams.push(stream),
                 Err(_) => break,
             }
@@ -186,8 +185,7 @@ impl<Tag: Send> Peer<Tag> {
         };
         let peer = Peer {
             index,
-            target,
-            place,
+            dial,
             export,
             counts,
             lines: (0..counts.all()).map(line).collect(),
@@ -233,14 +231,14 @@ impl<Tag: Send> Peer<Tag> {
 
     pub(super) fn link(&self, common: &Common) -> Link {
         let now = common.now();
-        let (state, since, reconnects) = {
+        let (state, since, reconnects, is_empty) = {
             let away = lock(&self.away);
             let state = match away.door(now) {
                 Door::Open => LinkState::On,
                 Door::Wait | Door::Later => LinkState::Away,
                 Door::TimedOut | Door::Gone => LinkState::Lost,
             };
-            (state, away.lasts(now), away.reconnects())
+            (state, away.lasts(now), away.reconnects(), away.door(now) == Door::Gone)
         };
         let (mut sent_bytes, mut received_bytes) = (0, 0);
         for line in &self.lines {
@@ -255,6 +253,7 @@ impl<Tag: Send> Peer<Tag> {
             sent_bytes,
             received_bytes,
             reconnects,
+            is_empty,
         }
     }
 
@@ -282,11 +281,11 @@ impl<Tag: Send> Peer<Tag> {
     }
 
     /// Begin a read on its queue's line.
-    pub(super) fn start(&self, common: &Common, queue: u32, op: crate::ring::ReadOp<Tag>) {
+    pub(super) fn start(&self, common: &Common, queue: u32, op: ReadOp<Tag>, is_awaited: bool) {
         let at = self.reader(queue);
         let (result, generation) = {
             let mut line = lock(&self.lines[at]);
-            let result = line.start(QueueId(queue), op, &common.moved, self.request_bytes_max());
+            let result = line.start(QueueId(queue), op, is_awaited, &common.moved, self.request_bytes_max());
             (line.checked(result), line.generation())
         };
         self.look(common, result, generation);
@@ -339,13 +338,14 @@ impl<Tag: Send> Peer<Tag> {
     ) -> Vec<RunEnd> {
         let mut left = vec![usize::MAX; runs.len()];
         for (run, settled) in runs.iter().zip(&mut left) {
-            *settled = common.moved.settle((run.offset_bytes / PAGE_SIZE as u64) as u32, run.pages.len());
+            let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
+            *settled = common.moved.settle(first, run.pages.len(), common.now());
         }
         let bytes = if self.counts.writers == 0 { SHARED_WRITE_BYTES } else { WRITE_BYTES };
         let mut job = Job::of(Command::Write, runs, &common.moved, bytes.min(self.request_bytes_max()));
         for piece in &mut job.pieces {
             if piece.first + piece.pages > left[piece.run] {
-                piece.state = PieceState::Failed(Errno::NOSPC);
+                piece.state = PieceState::Failed(Errno::AGAIN);
             }
         }
         self.carry_out(common, owner, hint, &mut job);
@@ -377,7 +377,7 @@ impl<Tag: Send> Peer<Tag> {
                 let mut line = lock(&self.lines[at]);
                 let result = job.pump(&mut line, common, self.request_bytes_max(), &mut finished);
                 let result = line.checked(result);
-                let wants_out = job.sending.is_some() || line.has_heads_to_send();
+                let wants_out = job.sending.is_some() || line.has_more_to_send();
                 let fd = line.stream().map(|stream| stream.fd().clone());
                 (result, line.generation(), fd.map(|fd| (fd, wants_out)))
             };
@@ -427,20 +427,24 @@ impl<Tag: Send> Peer<Tag> {
 
     /// All lines get a connection, and what waits is sent.
     pub(super) fn up_with(&self, common: &Common, owner: &dyn Owner<Tag>, streams: Vec<Stream>) {
-        let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
-        let mut results = Vec::new();
-        for (at, stream) in streams.into_iter().enumerate() {
-            let fd = stream.fd().clone();
-            let mut line = lock(&self.lines[at]);
-            owner.watch(self.index, at, &fd);
-            results.push(line.up(stream, generation));
-        }
-        {
+        // First: whoever finds one of the new connections broken is heard.
+        let generation = {
             let mut away = lock(&self.away);
             away.came_back(common.now());
-            self.changed.notify_all();
+            self.generation.fetch_add(1, Ordering::AcqRel) + 1
+        };
+        for (at, stream) in streams.into_iter().enumerate() {
+            let fd = stream.fd().clone();
+            let result = {
+                let mut line = lock(&self.lines[at]);
+                let result = line.up(stream, generation);
+                line.checked(result)
+            };
+            owner.watch(self.index, at, &fd);
+            self.look(common, result, generation);
         }
-        results.into_iter().for_each(|result| self.look(common, result, generation));
+        let _away = lock(&self.away);
+        self.changed.notify_all();
     }
 
     fn all_down(&self) {
@@ -455,9 +459,15 @@ impl<Tag: Send> Peer<Tag> {
         self.changed.notify_all();
     }
 
-    fn give_up_reads(&self, owner: &dyn Owner<Tag>, errno: Errno) {
+    pub(super) fn give_up_reads(&self, owner: &dyn Owner<Tag>, errno: Errno) {
+        self.give_up_some(owner, errno, |_| true);
+    }
+
+    fn give_up_some(&self, owner: &dyn Owner<Tag>, errno: Errno, is_meant: impl Fn(bool) -> bool) {
         let mut finished = Vec::new();
-        self.lines.iter().for_each(|line| lock(line).give_up_reads(errno, &mut finished));
+        for line in &self.lines {
+            lock(line).give_up(errno, &mut finished, |is_awaited| is_meant(is_awaited));
+        }
         if !finished.is_empty() {
             owner.deliver(self.index, finished);
         }
@@ -481,7 +491,11 @@ impl<Tag: Send> Peer<Tag> {
                     }
                 }
                 Door::Wait => self.all_down(),
-                Door::Later | Door::TimedOut | Door::Gone => {
+                Door::Later => {
+                    self.all_down();
+                    self.give_up_some(owner, errno_at(door), |is_awaited| !is_awaited);
+                }
+                Door::TimedOut | Door::Gone => {
                     self.all_down();
                     self.give_up_reads(owner, errno_at(door));
                 }
@@ -501,14 +515,14 @@ impl<Tag: Send> Peer<Tag> {
 
     fn look_for_silence(&self, common: &Common) {
         for line in &self.lines {
-            let (since, generation) = {
+            let (is_over, generation) = {
                 let mut line = lock(line);
                 let flushed = line.flush();
                 let flushed = line.checked(flushed);
                 let since = line.silent_since().filter(|since| since.elapsed() >= SILENCE);
-                (if flushed.is_err() { Some(Instant::now()) } else { since }, line.generation())
+                (flushed.is_err() || since.is_some() || line.stream().is_none(), line.generation())
             };
-            if since.is_some() {
+            if is_over {
                 return self.cut(common, generation);
             }
         }
@@ -527,7 +541,7 @@ impl<Tag: Send> Peer<Tag> {
     fn reconnect(&self, common: &Common, deadline: Instant) -> Result<Option<Vec<Stream>>, NbdError> {
         let mut streams = Vec::new();
         while streams.len() < self.counts.all() {
-            let (stream, export) = Stream::open(&self.place, &self.target, deadline)?;
+            let (stream, export) = self.dial.open(deadline)?;
             if export.is_read_only {
                 return Err(NbdError::ReadOnly);
             }
@@ -615,6 +629,7 @@ impl<'a> Job<'a> {
         if line.stream().is_none() {
             return Ok(());
         }
+        line.flush()?;
         loop {
             while self.send_some(line)? {}
             line.receive(&common.moved, request_bytes_max, finished)?;
@@ -678,7 +693,7 @@ impl<'a> Job<'a> {
                 continue;
             }
             common.moved.doubt(page, pages);
-            let settled = common.moved.settle(page, pages);
+            let settled = common.moved.settle(page, pages, common.now());
             let anew = common.moved.pieces(page, settled, pages).into_iter().map(|(from, pages, place)| {
                 Piece { run, first: first + from, pages, place, state: PieceState::Waits }
             });
@@ -687,7 +702,7 @@ impl<'a> Job<'a> {
                 first: first + settled,
                 pages: pages - settled,
                 place,
-                state: PieceState::Failed(Errno::NOSPC),
+                state: PieceState::Failed(Errno::AGAIN),
             });
             self.pieces.splice(index..=index, anew.chain(lost));
         }

@@ -39,7 +39,7 @@ use crate::ring::{ReadOp, RunEnd, WriteRun};
 use crate::signatures::{Ends, HEAD_BYTES, TAIL_BYTES};
 
 /// Places kept for pages whose own are in doubt: one for so many, ...
-const PAGES_PER_SPARE: u32 = 32;
+const PAGES_PER_SPARE: u32 = 16;
 /// ... and no more than this (64 MiB).
 const SPARES_MAX: u32 = 16384;
 /// Less is no swap.
@@ -145,7 +145,7 @@ impl<Tag: Send + 'static> Remote<Tag> {
         let queues = config.queues.max(1);
         let now = begun.elapsed();
         let (peer, mut streams) =
-            Peer::connect(0, config.target, queues, config.connections, config.timeout, now)?;
+            Peer::connect(0, &config.target, queues, config.connections, config.timeout, now)?;
         let export = peer.export;
         if export.is_read_only {
             return Err(NbdError::ReadOnly);
@@ -243,7 +243,7 @@ impl<Tag: Send + 'static> Remote<Tag> {
 
     /// Start the reads. If they are done at once, because there are none or the server is away, `op` comes
     /// back.
-    pub(crate) fn read(&self, queue: QueueId, mut op: ReadOp<Tag>) -> Option<ReadOp<Tag>> {
+    pub(crate) fn read(&self, queue: QueueId, mut op: ReadOp<Tag>, is_awaited: bool) -> Option<ReadOp<Tag>> {
         self.queue(queue);
         if op.runs.is_empty() {
             return Some(op);
@@ -251,8 +251,17 @@ impl<Tag: Send + 'static> Remote<Tag> {
         self.keep();
         let Shared { common, peer, .. } = &*self.shared;
         match peer.door(common) {
+            _ if common.ends.load(Ordering::Acquire) => {
+                op.runs.iter_mut().for_each(|run| run.end = ended(Errno::CANCELED));
+                Some(op)
+            }
             Door::Open | Door::Wait => {
-                peer.start(common, queue.0, op);
+                peer.start(common, queue.0, op, is_awaited);
+                None
+            }
+            // A fault waits for the server as long as it may. Others can come again.
+            Door::Later if is_awaited => {
+                peer.start(common, queue.0, op, true);
                 None
             }
             door => {
@@ -291,6 +300,8 @@ impl<Tag: Send + 'static> Remote<Tag> {
         let Shared { common, peer, .. } = &*self.shared;
         if !common.ends.swap(true, Ordering::AcqRel) {
             peer.renew(common, &*self.shared, true);
+            // Nobody looks after them any more.
+            peer.give_up_reads(&*self.shared, Errno::CANCELED);
         }
     }
 
