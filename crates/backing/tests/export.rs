@@ -285,6 +285,68 @@ fn the_end_does_not_wait_for_a_server_that_is_away() {
     }
 }
 
+// ---------------------------------------------------------------- two servers
+
+fn states(device: &dyn Backing) -> [LinkState; 2] {
+    let links = device.links();
+    [links[0].state, links[1].state]
+}
+
+/// Each server is lost in turn, and comes back with old pages, or with none.
+#[test]
+fn one_server_of_two_may_be_lost() {
+    let dirs = [Dir::new(), Dir::new()];
+    let disk = dirs[0].file(256 << 20);
+    let options = [vec!["file", &disk], vec!["memory", "size=256M"]];
+    let start_one = |at: usize| Nbdkit::start(&dirs[at], &options[at]);
+    let Some(first) = start_one(0) else { return };
+    let mut servers = [first, start_one(1).unwrap()];
+    let mirror = Some(config(&servers[1].socket).target);
+    let device = FileBacking::on_export(NbdConfig { mirror, ..config(&servers[0].socket) }).unwrap();
+    fill(&device);
+    for round in 0..4 {
+        let (lost, version) = (round % 2, round as u32 * 2);
+        servers[lost].kill();
+        expect_all(&device, version);
+        // Some pages are new, and some only the other one has.
+        assert!(write(&device, 1..PAGES, version + 1).iter().all(Result::is_ok));
+        assert!(write(&device, 400..500, version).iter().all(Result::is_ok));
+        expect_all(&device, version + 1);
+        assert_eq!(states(&device)[1 - lost], LinkState::On);
+        assert_ne!(states(&device)[lost], LinkState::On);
+        servers[lost] = start_one(lost).unwrap();
+        until("it is filled again", || states(&device) == [LinkState::On; 2]);
+        assert!(write(&device, 1..PAGES, version + 2).iter().all(Result::is_ok));
+    }
+    servers[0].kill();
+    expect_all(&device, 8);
+    (400..500).for_each(|slot| assert_eq!(read(&device, slot, 6), Ok(())));
+}
+
+/// A read is not late for longer than it takes to ask the other one.
+#[test]
+fn a_server_that_is_slow_is_not_waited_for_if_there_is_another() {
+    let dirs = [Dir::new(), Dir::new()];
+    let start_one = |at: usize| Nbdkit::start(&dirs[at], &["memory", "size=64M"]);
+    let Some(first) = start_one(0) else { return };
+    let servers = [first, start_one(1).unwrap()];
+    let mirror = Some(config(&servers[1].socket).target);
+    let device = FileBacking::on_export(NbdConfig { mirror, ..config(&servers[0].socket) }).unwrap();
+    fill(&device);
+    expect_all(&device, 0);
+    servers[0].signal("-STOP");
+    let begun = Instant::now();
+    assert_eq!(read(&device, 5, 0), Ok(()));
+    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    assert!(write(&device, 1..PAGES, 1).iter().all(Result::is_ok), "once the first one is given up");
+    expect_all(&device, 1);
+    servers[0].signal("-CONT");
+    until("it is filled again", || states(&device) == [LinkState::On; 2]);
+    servers[1].signal("-STOP");
+    expect_all(&device, 1);
+    servers[1].signal("-CONT");
+}
+
 // ---------------------------------------------------------------- exports that cannot be used
 
 fn refusal(server: &Nbdkit, config: NbdConfig) -> NbdError {

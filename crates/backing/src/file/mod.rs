@@ -99,6 +99,7 @@ impl FileConfig {
 pub type Tamper = Box<dyn Fn(SlotIndex, &mut Page) + Send + Sync>;
 
 /// What comes back with a read of the ring: all of the request but its buffer.
+#[derive(Default)]
 pub(crate) struct Reading {
     token: u64,
     slots: Vec<SlotIndex>,

@@ -25,13 +25,13 @@ pub(super) trait Room {
 }
 
 /// See the module's header.
-pub(super) enum Store<Tag: Send + 'static> {
+pub(super) enum Store<Tag: Default + Send + 'static> {
     // In this order: rings wait for what is in flight when they are dropped.
     Medium(Queues<Tag>, Medium),
     Remote(Remote<Tag>),
 }
 
-impl<Tag: Send> Store<Tag> {
+impl<Tag: Default + Send> Store<Tag> {
     pub(super) fn medium(&self) -> Option<(&Queues<Tag>, &Medium)> {
         match self {
             Store::Medium(queues, medium) => Some((queues, medium)),
@@ -131,7 +131,7 @@ impl<Tag: Send> Store<Tag> {
     }
 }
 
-impl<Tag: Send> Room for Store<Tag> {
+impl<Tag: Default + Send> Room for Store<Tag> {
     fn free_bytes(&self) -> Option<u64> {
         match self {
             Store::Medium(_, medium) => medium.free_bytes(),

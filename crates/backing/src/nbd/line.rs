@@ -66,18 +66,19 @@ struct Request {
 }
 
 struct Op<Tag> {
-    op: ReadOp<Tag>,
-    queue: QueueId,
-    is_awaited: bool,
-    begun: Instant,
+    reading: Reading<Tag>,
     requests_left: usize,
 }
 
-/// A read that has ended.
-pub(super) struct Finished<Tag> {
+/// A read: before it begins, and when it has ended.
+pub(super) struct Reading<Tag> {
     pub(super) op: ReadOp<Tag>,
     pub(super) queue: QueueId,
+    pub(super) is_awaited: bool,
+    /// When it was given to this line.
     pub(super) begun: Instant,
+    /// A bit for each server that has been asked.
+    pub(super) asked: u8,
 }
 
 /// Things with a number each, which is used again.
@@ -246,17 +247,17 @@ impl<Tag> Line<Tag> {
         self.input = Box::default();
     }
 
-    /// Give up reads, those that are awaited or not: they end with this errno. Replies that still come for
+    /// Give up the reads that are meant: they end with this errno. Replies that still come for
     /// them are passed over.
     pub(super) fn give_up(
         &mut self,
         errno: Errno,
-        finished: &mut Vec<Finished<Tag>>,
-        is_meant: impl Fn(bool) -> bool,
+        finished: &mut Vec<Reading<Tag>>,
+        is_meant: impl Fn(&Reading<Tag>) -> bool,
     ) {
         let is_down = self.stream.is_none();
         for at in 0..self.ops.items.len() {
-            if !self.ops.get(at).is_some_and(|op| is_meant(op.is_awaited)) {
+            if !self.ops.get(at).is_some_and(|op| is_meant(&op.reading)) {
                 continue;
             }
             for place in 0..self.requests.items.len() {
@@ -270,39 +271,39 @@ impl<Tag> Line<Tag> {
                     self.requests.take(place);
                 }
             }
-            let Op { mut op, queue, begun, .. } = self.ops.take(at).expect("just seen");
-            for run in op.runs.iter_mut().filter(|run| !run.is_over()) {
+            let Op { mut reading, .. } = self.ops.take(at).expect("just seen");
+            for run in reading.op.runs.iter_mut().filter(|run| !run.is_over()) {
                 run.end = RunEnd { done_bytes: 0, errno: Some(errno.raw_os_error()) };
             }
-            finished.push(Finished { op, queue, begun });
+            finished.push(reading);
         }
     }
 
     /// Begin a read, at least one of whose runs is not over.
     pub(super) fn start(
         &mut self,
-        queue: QueueId,
-        op: ReadOp<Tag>,
-        is_awaited: bool,
+        reading: Reading<Tag>,
         moved: &Moved,
         request_bytes_max: usize,
     ) -> Result<(), Cut> {
-        let begun = Instant::now();
-        self.begin(Op { op, queue, is_awaited, begun, requests_left: 0 }, moved, request_bytes_max)
+        self.begin(Reading { begun: Instant::now(), ..reading }, moved, request_bytes_max)
     }
 
-    fn begin(&mut self, op: Op<Tag>, moved: &Moved, request_bytes_max: usize) -> Result<(), Cut> {
+    fn begin(&mut self, reading: Reading<Tag>, moved: &Moved, request_bytes_max: usize) -> Result<(), Cut> {
         let pages_max = request_bytes_max / PAGE_SIZE;
         let mut parts = Vec::new();
-        for (index, run) in op.op.runs.iter().enumerate().filter(|(_, run)| !run.is_over()) {
-            assert!(run.pages > 0 && run.first + run.pages <= op.op.buf.len(), "a run beyond its buffer");
+        for (index, run) in reading.op.runs.iter().enumerate().filter(|(_, run)| !run.is_over()) {
+            assert!(
+                run.pages > 0 && run.first + run.pages <= reading.op.buf.len(),
+                "a run beyond its buffer"
+            );
             let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
             for (from, pages, place) in moved.pieces(first, run.pages, pages_max) {
                 parts.push((index, (run.first + from) * PAGE_SIZE, place, pages));
             }
         }
         assert!(!parts.is_empty(), "a read of nothing would never complete");
-        let number = self.ops.add(|_| Op { requests_left: parts.len(), ..op });
+        let number = self.ops.add(|_| Op { reading, requests_left: parts.len() });
         for (run, at, place, pages) in parts {
             let offset_bytes = u64::from(place) * PAGE_SIZE as u64;
             let expected = Expected { offset_bytes, read_bytes: (pages * PAGE_SIZE) as u32 };
@@ -415,7 +416,7 @@ impl<Tag> Line<Tag> {
         &mut self,
         moved: &Moved,
         request_bytes_max: usize,
-        finished: &mut Vec<Finished<Tag>>,
+        finished: &mut Vec<Reading<Tag>>,
     ) -> Result<(), Cut> {
         loop {
             let Some(stream) = self.stream.as_mut() else { return Ok(()) };
@@ -442,7 +443,7 @@ impl<Tag> Line<Tag> {
         &mut self,
         moved: &Moved,
         request_bytes_max: usize,
-        finished: &mut Vec<Finished<Tag>>,
+        finished: &mut Vec<Reading<Tag>>,
     ) -> Result<(), Cut> {
         let mut at = 0;
         loop {
@@ -490,7 +491,7 @@ impl<Tag> Line<Tag> {
         while to < end {
             let (page, skip) = (to / PAGE_SIZE, to % PAGE_SIZE);
             let len = (PAGE_SIZE - skip).min(end - to);
-            let target = &mut op.op.buf[page].0[skip..skip + len];
+            let target = &mut op.reading.op.buf[page].0[skip..skip + len];
             match &mut from {
                 Some(from) => {
                     target.copy_from_slice(&self.input[*from..*from + len]);
@@ -508,7 +509,7 @@ impl<Tag> Line<Tag> {
         at: usize,
         moved: &Moved,
         request_bytes_max: usize,
-        finished: &mut Vec<Finished<Tag>>,
+        finished: &mut Vec<Reading<Tag>>,
     ) -> Result<(), Cut> {
         let Request { expected, used, got_bytes, errno, .. } =
             *self.requests.get(at).expect("the parser asked for it");
@@ -527,21 +528,20 @@ impl<Tag> Line<Tag> {
         };
         let op = self.ops.get_mut(number).expect("a request of a read under way");
         if errno != 0 {
-            op.op.runs[run].end.errno = Some(errno_of(errno).raw_os_error());
+            op.reading.op.runs[run].end.errno = Some(errno_of(errno).raw_os_error());
         }
         op.requests_left -= 1;
         if op.requests_left > 0 {
             return Ok(());
         }
-        let mut op = self.ops.take(number).expect("just seen");
-        for run in op.op.runs.iter_mut().filter(|run| run.end.errno.is_none()) {
+        let Op { mut reading, .. } = self.ops.take(number).expect("just seen");
+        for run in reading.op.runs.iter_mut().filter(|run| run.end.errno.is_none()) {
             run.end.done_bytes = run.pages * PAGE_SIZE;
         }
-        if ring::split_failed(&mut op.op.runs) > 0 {
-            return self.begin(op, moved, request_bytes_max);
+        if ring::split_failed(&mut reading.op.runs) > 0 {
+            return self.begin(reading, moved, request_bytes_max);
         }
-        let Op { op, queue, begun, .. } = op;
-        finished.push(Finished { op, queue, begun });
+        finished.push(reading);
         Ok(())
     }
 }

@@ -17,6 +17,7 @@
 //! | `away.rs`      | the rules for a server that is away, as a function of time                |
 //! | `peer.rs`      | a server: its lines, its thread                                           |
 //! | `moved.rs`     | places where a write is in doubt                                          |
+//! | `held.rs`      | which pages a server of two has                                           |
 //! | `mark.rs`      | page 0: whose the export is                                               |
 //! | `remote.rs`    | the queues, and what becomes of reads and writes                          |
 //!
@@ -34,6 +35,7 @@ mod config;
 mod error;
 mod exchange;
 mod handshake;
+mod held;
 mod line;
 mod mark;
 mod moved;

@@ -18,12 +18,13 @@
 //!
 //! What it does not do: choose between servers, keep what has ended (`remote.rs`).
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use memspill_engine::backing::{Link, LinkState, QueueId};
+use memspill_engine::backing::{Link, LinkState};
 use memspill_engine::sync::lock;
 use memspill_engine::units::{PAGE_SIZE, Page};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,17 +35,23 @@ use super::config::NbdTarget;
 use super::error::NbdError;
 use super::exchange::exchange;
 use super::handshake::Export;
-use super::line::{Cut, Finished, Line, Sending, errno_of};
+use super::line::{Cut, Line, Reading, Sending, errno_of};
 use super::mark::{self, Found, RunNumber};
 use super::moved::Moved;
 use super::stream::{Dial, Stream};
 use super::wire::Command;
-use crate::ring::{ReadOp, RunEnd, WriteRun};
+use crate::ram::SLOTS_MAX;
+use crate::ring::{RunEnd, WriteRun};
 
 /// A server that owes an answer and gives no sign of life for so long is away.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(250);
+/// The same where another server has all pages.
+const LOOK_BESIDE: Duration = Duration::from_millis(5);
+/// A read is late after so many times the median, and after this.
+const LATE_FACTOR: u32 = 4;
+const LATE_MIN: Duration = Duration::from_millis(1);
 /// For connecting to one that may be slow.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
 /// For connections beyond the first: a server that takes no more does not answer.
@@ -62,6 +69,22 @@ const READERS: u32 = 4;
 const WRITERS: u32 = 2;
 /// Round trips whose median is told.
 const TRIPS: usize = 64;
+
+/// Places kept for pages whose own are in doubt: one for so many, ...
+const PAGES_PER_SPARE: u32 = 16;
+/// ... and no more than this (64 MiB).
+const SPARES_MAX: u32 = 16384;
+
+/// Pages of an export, as far as they can be numbered.
+pub(super) fn pages_of(export: &Export) -> u32 {
+    (export.size_bytes / PAGE_SIZE as u64).min(u64::from(SLOTS_MAX)) as u32
+}
+
+/// Pages of it that have no slot.
+pub(super) fn spare(export: &Export) -> Range<u32> {
+    let pages = pages_of(export);
+    pages - (pages / PAGES_PER_SPARE).min(SPARES_MAX)..pages
+}
 
 /// Connections of each kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,7 +118,6 @@ impl Lines {
 /// What a server needs to know of all of them.
 pub(super) struct Common {
     pub(super) run: RunNumber,
-    pub(super) moved: Moved,
     pub(super) begun: Instant,
     /// The run is over, or the device is off.
     pub(super) ends: AtomicBool,
@@ -110,7 +132,13 @@ impl Common {
 /// Somebody who is told when a line gets another socket, and gets what reads have ended.
 pub(super) trait Owner<Tag>: Send + Sync {
     fn watch(&self, peer: usize, line: usize, fd: &OwnedFd);
-    fn deliver(&self, peer: usize, finished: Vec<Finished<Tag>>);
+    fn deliver(&self, peer: usize, finished: Vec<Reading<Tag>>);
+    /// Is another server there that has the same pages, or gets them?
+    fn has_other(&self, peer: usize) -> bool;
+    /// The same, and it lacks nothing.
+    fn has_whole_other(&self, peer: usize) -> bool;
+    /// The server is there again, without its pages, which the other one has. They are copied from now on.
+    fn came_back_empty(&self, peer: usize);
 }
 
 /// See the module's header.
@@ -121,6 +149,7 @@ pub(super) struct Peer<Tag> {
     pub(super) counts: Lines,
     lines: Vec<Mutex<Line<Tag>>>,
     writers: Vec<Mutex<()>>,
+    moved: Moved,
     away: Mutex<Away>,
     changed: Condvar,
     generation: AtomicU64,
@@ -190,6 +219,7 @@ impl<Tag: Send> Peer<Tag> {
             counts,
             lines: (0..counts.all()).map(line).collect(),
             writers: (0..counts.writers.max(1)).map(|_| Mutex::new(())).collect(),
+            moved: Moved::new(spare(&export)),
             away: Mutex::new(Away::new(timeout, now)),
             changed: Condvar::new(),
             generation: AtomicU64::new(0),
@@ -259,7 +289,7 @@ impl<Tag: Send> Peer<Tag> {
 
     /// Memory that is ours, and fixed but for tables of what is in flight.
     pub(super) fn ram_bytes(&self) -> u64 {
-        self.lines.iter().map(|line| lock(line).ram_bytes()).sum()
+        self.moved.ram_bytes() + self.lines.iter().map(|line| lock(line).ram_bytes()).sum::<u64>()
     }
 
     pub(super) fn read_requests(&self) -> u64 {
@@ -281,26 +311,26 @@ impl<Tag: Send> Peer<Tag> {
     }
 
     /// Begin a read on its queue's line.
-    pub(super) fn start(&self, common: &Common, queue: u32, op: ReadOp<Tag>, is_awaited: bool) {
-        let at = self.reader(queue);
+    pub(super) fn start(&self, common: &Common, read: Reading<Tag>) {
+        let at = self.reader(read.queue.0);
         let (result, generation) = {
             let mut line = lock(&self.lines[at]);
-            let result = line.start(QueueId(queue), op, is_awaited, &common.moved, self.request_bytes_max());
+            let result = line.start(read, &self.moved, self.request_bytes_max());
             (line.checked(result), line.generation())
         };
         self.look(common, result, generation);
     }
 
     /// Take what has come on the queue's line.
-    pub(super) fn receive(&self, common: &Common, queue: u32) -> Vec<Finished<Tag>> {
+    pub(super) fn receive(&self, common: &Common, queue: u32) -> Vec<Reading<Tag>> {
         self.receive_on(common, self.reader(queue))
     }
 
-    fn receive_on(&self, common: &Common, at: usize) -> Vec<Finished<Tag>> {
+    fn receive_on(&self, common: &Common, at: usize) -> Vec<Reading<Tag>> {
         let mut finished = Vec::new();
         let (result, generation) = {
             let mut line = lock(&self.lines[at]);
-            let result = line.receive(&common.moved, self.request_bytes_max(), &mut finished);
+            let result = line.receive(&self.moved, self.request_bytes_max(), &mut finished);
             (line.checked(result), line.generation())
         };
         self.note_trips(&finished);
@@ -308,8 +338,8 @@ impl<Tag: Send> Peer<Tag> {
         finished
     }
 
-    fn note_trips(&self, finished: &[Finished<Tag>]) {
-        let single = |read: &&Finished<Tag>| matches!(&read.op.runs[..], [run] if run.pages == 1);
+    fn note_trips(&self, finished: &[Reading<Tag>]) {
+        let single = |read: &&Reading<Tag>| matches!(&read.op.runs[..], [run] if run.pages == 1);
         finished.iter().filter(single).for_each(|read| self.note_trip(read.begun));
     }
 
@@ -339,10 +369,10 @@ impl<Tag: Send> Peer<Tag> {
         let mut left = vec![usize::MAX; runs.len()];
         for (run, settled) in runs.iter().zip(&mut left) {
             let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
-            *settled = common.moved.settle(first, run.pages.len(), common.now());
+            *settled = self.moved.settle(first, run.pages.len(), common.now());
         }
         let bytes = if self.counts.writers == 0 { SHARED_WRITE_BYTES } else { WRITE_BYTES };
-        let mut job = Job::of(Command::Write, runs, &common.moved, bytes.min(self.request_bytes_max()));
+        let mut job = Job::of(Command::Write, runs, &self.moved, bytes.min(self.request_bytes_max()));
         for piece in &mut job.pieces {
             if piece.first + piece.pages > left[piece.run] {
                 piece.state = PieceState::Failed(Errno::AGAIN);
@@ -375,7 +405,8 @@ impl<Tag: Send> Peer<Tag> {
             let mut finished = Vec::new();
             let (result, generation, poll_on) = {
                 let mut line = lock(&self.lines[at]);
-                let result = job.pump(&mut line, common, self.request_bytes_max(), &mut finished);
+                let result =
+                    job.pump(&mut line, &self.moved, common.now(), self.request_bytes_max(), &mut finished);
                 let result = line.checked(result);
                 let wants_out = job.sending.is_some() || line.has_more_to_send();
                 let fd = line.stream().map(|stream| stream.fd().clone());
@@ -397,12 +428,15 @@ impl<Tag: Send> Peer<Tag> {
                     Some((fd, wants_out)) => {
                         let flags = if wants_out { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
                         let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 };
-                        let _ = poll(&mut [PollFd::new(&*fd, flags)], Some(&limit));
+                        if poll(&mut [PollFd::new(&*fd, flags)], Some(&limit)) == Ok(0) {
+                            // The keeper may be at work elsewhere, or be this thread.
+                            self.look_for_silence(common);
+                        }
                     }
                     // It comes up in a moment.
                     None => std::thread::sleep(Duration::from_millis(1)),
                 },
-                Door::Wait if !common.ends.load(Ordering::Acquire) => {
+                Door::Wait if !common.ends.load(Ordering::Acquire) && !owner.has_other(self.index) => {
                     let away = lock(&self.away);
                     if !away.is_on() {
                         let _ = self.changed.wait_timeout(away, Duration::from_millis(50));
@@ -419,7 +453,7 @@ impl<Tag: Send> Peer<Tag> {
         if line.generation() == job.generation {
             line.down();
         }
-        job.doubt_what_is_out(common);
+        job.doubt_what_is_out(&self.moved, common.now());
         for piece in job.pieces.iter_mut().filter(|piece| !piece.is_over()) {
             piece.state = PieceState::Failed(errno);
         }
@@ -463,10 +497,10 @@ impl<Tag: Send> Peer<Tag> {
         self.give_up_some(owner, errno, |_| true);
     }
 
-    fn give_up_some(&self, owner: &dyn Owner<Tag>, errno: Errno, is_meant: impl Fn(bool) -> bool) {
+    fn give_up_some(&self, owner: &dyn Owner<Tag>, errno: Errno, is_meant: impl Fn(&Reading<Tag>) -> bool) {
         let mut finished = Vec::new();
         for line in &self.lines {
-            lock(line).give_up(errno, &mut finished, |is_awaited| is_meant(is_awaited));
+            lock(line).give_up(errno, &mut finished, &is_meant);
         }
         if !finished.is_empty() {
             owner.deliver(self.index, finished);
@@ -485,17 +519,18 @@ impl<Tag: Send> Peer<Tag> {
             match door {
                 Door::Open => {
                     self.look_for_silence(common);
+                    self.hand_over_late_reads(owner);
                     if renewed.elapsed() >= mark::RENEWED_EVERY {
                         renewed = Instant::now();
                         self.renew(common, owner, false);
                     }
                 }
-                Door::Wait => self.all_down(),
-                Door::Later => {
+                Door::Wait if !owner.has_other(self.index) => self.all_down(),
+                Door::Later if !owner.has_other(self.index) => {
                     self.all_down();
-                    self.give_up_some(owner, errno_at(door), |is_awaited| !is_awaited);
+                    self.give_up_some(owner, errno_at(door), |read| !read.is_awaited);
                 }
-                Door::TimedOut | Door::Gone => {
+                Door::Wait | Door::Later | Door::TimedOut | Door::Gone => {
                     self.all_down();
                     self.give_up_reads(owner, errno_at(door));
                 }
@@ -505,11 +540,24 @@ impl<Tag: Send> Peer<Tag> {
             }
             let away = lock(&self.away);
             let now = common.now();
-            let pause = away.next_try().map_or(LOOK, |next| next.saturating_sub(now).min(LOOK));
+            let look = if owner.has_whole_other(self.index) { LOOK_BESIDE } else { LOOK };
+            let pause = away.next_try().map_or(look, |next| next.saturating_sub(now).min(look));
             let is_quiet = away.is_on() && door == Door::Open || !away.is_on() && door != Door::Open;
             if is_quiet && !pause.is_zero() && !common.ends.load(Ordering::Acquire) {
                 let _ = self.changed.wait_timeout(away, pause);
             }
+        }
+    }
+
+    /// Reads that take several times as long as they use to are asked from the other server.
+    fn hand_over_late_reads(&self, owner: &dyn Owner<Tag>) {
+        if owner.has_whole_other(self.index) {
+            let usual = Duration::from_micros(self.round_trip_us().unwrap_or(0));
+            let late = (usual * LATE_FACTOR).max(LATE_MIN);
+            let only_here = 1 << self.index;
+            self.give_up_some(owner, Errno::AGAIN, |read| {
+                read.asked == only_here && read.begun.elapsed() >= late
+            });
         }
     }
 
@@ -530,15 +578,21 @@ impl<Tag: Send> Peer<Tag> {
 
     fn try_again(&self, common: &Common, owner: &dyn Owner<Tag>, begun: Duration) {
         let until = lock(&self.away).try_until(begun, CONNECT);
-        match self.reconnect(common, common.begun + until) {
+        match self.reconnect(common, owner, common.begun + until) {
             Ok(Some(streams)) => self.up_with(common, owner, streams),
             Ok(None) => lock(&self.away).came_back_empty(common.now()),
             Err(_) => lock(&self.away).try_failed(begun, common.now()),
         }
     }
 
-    /// All connections, if the export is the one that it was.
-    fn reconnect(&self, common: &Common, deadline: Instant) -> Result<Option<Vec<Stream>>, NbdError> {
+    /// All connections, if the export is the one that it was, or can be filled again. None: it cannot be used
+    /// any more.
+    fn reconnect(
+        &self,
+        common: &Common,
+        owner: &dyn Owner<Tag>,
+        deadline: Instant,
+    ) -> Result<Option<Vec<Stream>>, NbdError> {
         let mut streams = Vec::new();
         while streams.len() < self.counts.all() {
             let (stream, export) = self.dial.open(deadline)?;
@@ -551,9 +605,19 @@ impl<Tag: Send> Peer<Tag> {
             streams.push(stream);
         }
         let mut page = Box::new(Page::ZERO);
-        let first = streams.swap_remove(0);
-        streams.push(exchange(first, deadline, Command::Read, 0, &mut page.0)?);
-        Ok((mark::read(&page, &common.run) == Found::Own).then_some(streams))
+        let mut first = exchange(streams.swap_remove(0), deadline, Command::Read, 0, &mut page.0)?;
+        let is_blank = page.0.iter().all(|byte| *byte == 0);
+        match mark::read(&page, &common.run) {
+            Found::Own => {}
+            Found::Over | Found::Foreign if owner.has_other(self.index) && is_blank => {
+                let mut page = mark::page(&common.run, false);
+                first = exchange(first, deadline, Command::Write, 0, &mut page.0)?;
+                owner.came_back_empty(self.index);
+            }
+            Found::Over | Found::Foreign | Found::InUse(_) => return Ok(None),
+        }
+        streams.push(first);
+        Ok(Some(streams))
     }
 
     /// Write the mark once more.
@@ -569,7 +633,7 @@ impl<Tag: Send> Peer<Tag> {
             &mut Job::of(
                 Command::Write,
                 &[WriteRun { offset_bytes: 0, pages: vec![&page] }],
-                &common.moved,
+                &self.moved,
                 PAGE_SIZE,
             ),
         );
@@ -618,12 +682,13 @@ impl<'a> Job<'a> {
     fn pump<Tag>(
         &mut self,
         line: &mut Line<Tag>,
-        common: &Common,
+        moved: &Moved,
+        now: Duration,
         request_bytes_max: usize,
-        finished: &mut Vec<Finished<Tag>>,
+        finished: &mut Vec<Reading<Tag>>,
     ) -> Result<(), Cut> {
         if line.stream().is_none() || line.generation() != self.generation {
-            self.doubt_what_is_out(common);
+            self.doubt_what_is_out(moved, now);
             self.generation = line.generation();
         }
         if line.stream().is_none() {
@@ -632,7 +697,7 @@ impl<'a> Job<'a> {
         line.flush()?;
         loop {
             while self.send_some(line)? {}
-            line.receive(&common.moved, request_bytes_max, finished)?;
+            line.receive(moved, request_bytes_max, finished)?;
             if line.answered.is_empty() {
                 return Ok(());
             }
@@ -671,7 +736,7 @@ impl<'a> Job<'a> {
     }
 
     /// The connection is over: what was sent on it may be done at any time, and is sent once more.
-    fn doubt_what_is_out(&mut self, common: &Common) {
+    fn doubt_what_is_out(&mut self, moved: &Moved, now: Duration) {
         self.sending = None;
         self.in_flight = 0;
         let mut in_doubt = Vec::new();
@@ -684,7 +749,7 @@ impl<'a> Job<'a> {
         for index in in_doubt.into_iter().rev() {
             let Piece { run, first, pages, place, .. } = self.pieces[index];
             if self.command != Command::Write {
-                common.moved.doubt(place, pages);
+                moved.doubt(place, pages);
                 continue;
             }
             let page = (self.runs[run].offset_bytes / PAGE_SIZE as u64) as u32 + first as u32;
@@ -692,10 +757,14 @@ impl<'a> Job<'a> {
                 // The mark is the same each time.
                 continue;
             }
-            common.moved.doubt(page, pages);
-            let settled = common.moved.settle(page, pages, common.now());
-            let anew = common.moved.pieces(page, settled, pages).into_iter().map(|(from, pages, place)| {
-                Piece { run, first: first + from, pages, place, state: PieceState::Waits }
+            moved.doubt(page, pages);
+            let settled = moved.settle(page, pages, now);
+            let anew = moved.pieces(page, settled, pages).into_iter().map(|(from, pages, place)| Piece {
+                run,
+                first: first + from,
+                pages,
+                place,
+                state: PieceState::Waits,
             });
             let lost = (settled < pages).then(|| Piece {
                 run,
