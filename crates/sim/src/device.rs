@@ -39,6 +39,10 @@ pub struct Faults {
     pub short: u64,
     pub delays: u64,
     pub longest_delay_ns: u64,
+    /// Its server is away from then until then: reads by faults wait for it, all else comes back and may be
+    /// tried again. Of a device whose reads end later.
+    pub away_from_ns: u64,
+    pub away_until_ns: u64,
     /// From then on the device works, so that a history can end.
     pub until_ns: u64,
 }
@@ -139,6 +143,9 @@ impl Inner {
         let Inner { store, random, .. } = self;
         let faults = &device.faults;
         store.end_read(request, |stamp| {
+            if faults.away_until().is_some() {
+                return Some(BackingError::Short(11));
+            }
             if fault_happens(random, faults.short, faults) {
                 return Some(BackingError::Short(12));
             }
@@ -148,6 +155,13 @@ impl Inner {
             }
             fails.then_some(BackingError::Io(5))
         })
+    }
+}
+
+impl Faults {
+    /// Until when the server is away, if it is now.
+    fn away_until(&self) -> Option<u64> {
+        (self.away_from_ns..self.away_until_ns).contains(&now()).then_some(self.away_until_ns)
     }
 }
 
@@ -173,7 +187,9 @@ impl Backing for SimDevice {
         for write in pages {
             step(page);
             let mut inner = self.lock();
-            let error = if inner.fault_happens(self.faults.full, &self.faults) {
+            let error = if self.faults.away_until().is_some() {
+                Some(BackingError::Short(11))
+            } else if inner.fault_happens(self.faults.full, &self.faults) {
                 Some(BackingError::Full)
             } else if inner.fault_happens(self.faults.short, &self.faults) {
                 Some(BackingError::Short(12))
@@ -197,7 +213,8 @@ impl Backing for SimDevice {
             }
         }
         if self.kind == DeviceKind::Nvme {
-            let end = now() + takes;
+            let back = self.faults.away_until().filter(|_| request.is_awaited);
+            let end = back.unwrap_or(now()) + takes;
             self.lock().started.entry(queue.0).or_default().push((end, request));
             return ReadStart::Pending;
         }

@@ -118,7 +118,13 @@ impl Plan {
         let mut chance = |of: &[u64]| of[random.below(of.len() as u64) as usize];
         let devices = (0..chance(&[1, 1, 2])).map(|_| {
             let kind = [DeviceKind::Ram, DeviceKind::Nvme][chance(&[0, 1]) as usize];
+            // Its server, before faults end.
+            let is_away = kind == DeviceKind::Nvme && chance(&[0, 1]) == 1;
+            let away_from_ns = HISTORY_NS / 100 * chance(&[1, 5, 20]);
+            let away_for_ns = HISTORY_NS / 100 * chance(&[1, 5, 20]);
             let faults = Faults {
+                away_from_ns,
+                away_until_ns: if is_away { away_from_ns + away_for_ns } else { 0 },
                 seed: chance(&[1, 2, 3]),
                 read_fails: chance(&[0, 0, 200]),
                 write_fails: chance(&[0, 0, 20, 300]),
