@@ -14,7 +14,7 @@
 //! *Writes in doubt*: what was sent and not answered when a line went down may still be done by the server.
 //! Its places are left behind (`moved.rs`).
 //!
-//! Locks: a line's, then `away`. Nothing is waited for under either but the socket's own buffer.
+//! Locks: a line's, then `away`, and never those of two servers. Nothing is waited for under either but the socket's own buffer.
 //!
 //! What it does not do: choose between servers, keep what has ended (`remote.rs`).
 
@@ -538,9 +538,10 @@ impl<Tag: Send> Peer<Tag> {
             if next_try.is_some_and(|next| next <= now) {
                 self.try_again(common, owner, now);
             }
+            // Before the lock: the other server's is asked for.
+            let look = if owner.has_whole_other(self.index) { LOOK_BESIDE } else { LOOK };
             let away = lock(&self.away);
             let now = common.now();
-            let look = if owner.has_whole_other(self.index) { LOOK_BESIDE } else { LOOK };
             let pause = away.next_try().map_or(look, |next| next.saturating_sub(now).min(look));
             let is_quiet = away.is_on() && door == Door::Open || !away.is_on() && door != Door::Open;
             if is_quiet && !pause.is_zero() && !common.ends.load(Ordering::Acquire) {
