@@ -14,7 +14,8 @@
 //! *Writes in doubt*: what was sent and not answered when a line went down may still be done by the server.
 //! Its places are left behind (`moved.rs`).
 //!
-//! Locks: a line's, then `away`, and never those of two servers. Nothing is waited for under either but the socket's own buffer.
+//! Locks: a line's, then `away`, and never those of two servers. Nothing is waited for under either but the
+//! socket's own buffer.
 //!
 //! What it does not do: choose between servers, keep what has ended (`remote.rs`).
 
