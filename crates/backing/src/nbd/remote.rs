@@ -142,10 +142,10 @@ impl<Tag: Default + Send> Owner<Tag> for Shared<Tag> {
         }
     }
 
-    fn deliver(&self, _peer: usize, finished: Vec<Reading<Tag>>) {
+    fn deliver(&self, peer: usize, finished: Vec<Reading<Tag>>) {
         for reading in finished {
             let queue = reading.queue;
-            if let Some(op) = self.ask_the_other(reading) {
+            if let Some(op) = self.ask_the_other(peer, reading) {
                 self.queues[queue.0 as usize].give(op);
             }
         }
@@ -167,11 +167,17 @@ impl<Tag: Default + Send> Owner<Tag> for Shared<Tag> {
 }
 
 impl<Tag: Default + Send> Shared<Tag> {
-    /// A read has ended. What of it has failed is asked from the other server; None: it is under way there.
-    fn ask_the_other(&self, mut reading: Reading<Tag>) -> Option<ReadOp<Tag>> {
+    /// A read has ended at this server. What of it has failed is asked from the other one; None: it is under
+    /// way there.
+    fn ask_the_other(&self, peer: usize, mut reading: Reading<Tag>) -> Option<ReadOp<Tag>> {
         let is_copiers = reading.queue.0 as usize + 1 == self.queues.len();
         if self.mirror.is_none() || is_copiers || reading.op.runs.iter().all(|run| run.end.errno.is_none()) {
             return Some(reading.op);
+        }
+        let is_to_come = |run: &ReadRun| run.end.errno.is_none_or(|e| e == Errno::AGAIN.raw_os_error());
+        if reading.op.runs.iter().all(is_to_come) {
+            // It was handed over as late, to one that went away then.
+            reading.asked = 1 << peer;
         }
         let failed: Vec<RunEnd> = reading.op.runs.iter().map(|run| run.end).collect();
         for run in reading.op.runs.iter_mut().filter(|run| run.end.errno.is_some()) {
@@ -506,10 +512,10 @@ impl<Tag: Default + Send + 'static> Remote<Tag> {
     pub(crate) fn reap(&self, queue: QueueId) -> Vec<ReadOp<Tag>> {
         let Shared { common, peers, .. } = &*self.shared;
         let mut own = Vec::new();
-        for peer in peers {
+        for (at, peer) in peers.iter().enumerate() {
             for reading in peer.receive(common, queue.0) {
                 let whose = reading.queue;
-                match self.shared.ask_the_other(reading) {
+                match self.shared.ask_the_other(at, reading) {
                     Some(op) if whose == queue => own.push(op),
                     Some(op) => self.queue(whose).give(op),
                     None => {}
