@@ -1,7 +1,7 @@
 #!/bin/bash
 # Model checkers: loom goes through every interleaving (and order of memory) of a few steps, shuttle draws
 # schedules of whole threads. The head of each test says what it shows: crates/{engine,agent}/tests/loom_*.rs
-# and shuttle_*.rs. The engine's own code is run; the agent's protocols have models.
+# and shuttle_*.rs. The engine's own code is run, and the agent's; what loom looks at there is a model.
 #
 # Each of the two builds the engine with other locks and atomics (engine/src/sync.rs), in a target directory
 # of its own, so that the usual build stays as it is.

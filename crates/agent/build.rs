@@ -29,7 +29,7 @@ fn main() {
         let mut rustc = Command::new(var("RUSTC"));
         rustc
             .args(["--edition", "2024", "--crate-name", "memspill_agent", "--crate-type", "cdylib"])
-            .args(["--check-cfg", "cfg(memspill_test, test, loom, shuttle)"])
+            .args(["--check-cfg", "cfg(memspill_test, test, shuttle)"])
             .args(more)
             .args(["--target", &target])
             .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "codegen-units=1"])

@@ -25,7 +25,7 @@
 //! ```
 //!
 //! In no order may the child lack a page of which it does not know that it is away: it would read zeros. (The
-//! gate itself is in `shuttle_windows.rs`.)
+//! gate itself is in `shuttle_agent.rs`.)
 //!
 //! A rule left out must fail in some order. Not shown: memory that other threads map meanwhile, how a child
 //! joins, forks that fail.

@@ -1,6 +1,6 @@
 //! The two words on which it rests that no call meets a page that is being taken out, under every order of
 //! memory that the language allows. All else of these protocols is in `windows_model.rs`
-//! and `shuttle_windows.rs`, where one step follows the other; here it is shown that the fences make it so.
+//! and `shuttle_agent.rs`, where one step follows the other; here it is shown that the fences make it so.
 //!
 //! ```text
 //!   a thread, before its call              who takes out

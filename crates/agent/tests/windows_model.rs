@@ -8,7 +8,7 @@
 //! The kernel is in it as it is: a marker is put only where no page is, and a page of zeros comes wherever an
 //! access is allowed and there is none. Without any one of the rules the model must find an order that fails,
 //! or the rule would be idle. Orders of memory weaker than one step after the other are in `loom_in_use.rs`;
-//! sleeping, and runs of pages, in `shuttle_windows.rs`.
+//! sleeping, and runs of pages, in `shuttle_agent.rs`.
 
 use std::collections::HashSet;
 

@@ -9,6 +9,7 @@
 //!   pool, wordwise   how pages lie in the compressed pool
 //!   call_table       which memory the kernel touches in a system call
 //!   pidfd            what the kernel says of a process
+//!   rules            what a test can leave out of all this
 //!   sync             atomics, which a model checker can take the place of
 //!   streams, window  which pages come with the one that is needed
 //! ```
@@ -21,6 +22,7 @@ pub mod link;
 pub mod pidfd;
 pub mod pool;
 pub mod protocol;
+pub mod rules;
 pub mod streams;
 pub mod sync;
 pub mod window;

@@ -1,33 +1,29 @@
-//! Atomics, fences and spinning, of which there are three kinds:
-//!
-//! * core's, in what is shipped;
-//! * under `--cfg shuttle` core's too, each with a step before it at which another thread may come;
-//! * under `--cfg loom` loom's, which it finds by their addresses.
+//! Atomics, fences and spinning: core's, in what is shipped; under `--cfg shuttle` core's too, each with a
+//! step before it at which another thread may come.
 //!
 //! All of the agent imports them from here, and so does that part of the supervisor which shares memory with
-//! it. So the same code is shipped and model-checked (`crates/agent/tests/`). A model checker's atomic is no
-//! plain word, but the words of agent and supervisor lie in memory that both map, at addresses (`from_ptr`).
+//! it. So the same code is shipped and model-checked (`crates/agent/tests/shuttle_agent.rs`). Shuttle's own
+//! atomics are no plain words, but those of agent and supervisor lie in memory that both map, at addresses
+//! (`from_ptr`).
 //!
-//! Relaxed accesses are no steps under shuttle: nothing may be decided by them.
+//! Relaxed accesses are no steps: nothing may be decided by them.
 #![cfg_attr(
-    any(loom, shuttle),
+    shuttle,
     allow(unsafe_code, reason = "words at addresses, as core's atomics have them; in tests alone")
 )]
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(shuttle))]
 pub use core::hint::spin_loop as spin_hint;
 pub use core::sync::atomic::Ordering;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(shuttle))]
 pub use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
-#[cfg(loom)]
-pub use loom::{sync::atomic::fence, thread::yield_now as spin_hint};
-#[cfg(any(loom, shuttle))]
+#[cfg(shuttle)]
 pub use modelled::*;
 #[cfg(shuttle)]
 pub use shuttle::hint::spin_loop as spin_hint;
 
-/// Atomics under a model checker.
-#[cfg(any(loom, shuttle))]
+/// Atomics under shuttle.
+#[cfg(shuttle)]
 mod modelled {
     use super::{Ordering, access};
     use core::cell::UnsafeCell;
@@ -185,70 +181,3 @@ mod access {
 
 #[cfg(shuttle)]
 pub fn fence(_order: Ordering) {}
-
-/// In loom an atomic is made when it is first met, with what is in its memory.
-#[cfg(loom)]
-mod access {
-    use super::Ordering;
-    use loom::sync::atomic::AtomicU64;
-    use std::cell::RefCell;
-    use std::collections::HashMap;
-    use std::mem::size_of;
-    use std::rc::Rc;
-
-    std::thread_local! {
-        static MET: RefCell<HashMap<usize, Rc<AtomicU64>>> = RefCell::default();
-    }
-
-    /// To be called as an execution begins.
-    pub fn forget_all() {
-        MET.with(|met| met.borrow_mut().clear());
-    }
-
-    fn bits_of<T: Copy>(value: T) -> u64 {
-        let mut bits = 0;
-        // SAFETY: numbers and pointers, of eight bytes at most.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                (&raw const value).cast::<u8>(),
-                (&raw mut bits).cast(),
-                size_of::<T>(),
-            )
-        };
-        bits
-    }
-
-    fn value_of<T: Copy>(bits: u64) -> T {
-        // SAFETY: the bits were made of one.
-        unsafe { (&raw const bits).cast::<T>().read_unaligned() }
-    }
-
-    fn met<T: Copy>(at: *mut T) -> Rc<AtomicU64> {
-        MET.with(|met| {
-            // SAFETY: whoever has an atomic has the memory, which is not written.
-            let new = || Rc::new(AtomicU64::new(bits_of(unsafe { at.read_volatile() })));
-            met.borrow_mut().entry(at as usize).or_insert_with(new).clone()
-        })
-    }
-
-    pub fn load<T: Copy>(at: *mut T, order: Ordering) -> T {
-        value_of(met(at).load(order))
-    }
-
-    pub fn store<T: Copy>(at: *mut T, value: T, order: Ordering) {
-        met(at).store(bits_of(value), order);
-    }
-
-    pub fn update<T: Copy>(
-        at: *mut T,
-        order: Ordering,
-        failure: Ordering,
-        mut next: impl FnMut(T) -> Option<T>,
-    ) -> Result<T, T> {
-        let updated = met(at).fetch_update(order, failure, |seen| next(value_of(seen)).map(bits_of));
-        updated.map(value_of).map_err(value_of)
-    }
-}
-
-#[cfg(loom)]
-pub use access::forget_all;

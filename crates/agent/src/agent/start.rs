@@ -86,9 +86,9 @@ pub unsafe fn begin(envp: *const *const c_char) {
 /// As for `begin`.
 #[cfg(memspill_test)]
 unsafe fn open_doors(envp: *const *const c_char) {
+    use crate::common::rules::{Rule, leave_out};
     use crate::doors::{ENV_DISPATCH, ENV_WINDOWS};
     use crate::machine::environment::find_variable;
-    use crate::pages::rules::{self, Rule};
 
     // SAFETY: the caller's promise.
     let (dispatch, windows) =
@@ -104,9 +104,7 @@ unsafe fn open_doors(envp: *const *const c_char) {
             b"without-sites" => Some(Rule::Sites),
             _ => None,
         };
-        if let Some(rule) = left_out {
-            rules::leave_out(rule);
-        }
+        leave_out(left_out);
         if crate::pages::start(asked == b"registered").is_err() {
             handshake::write_stderr_line("is not paged by windows: that is not possible here");
         }

@@ -4,17 +4,17 @@
 //! atomic, and checked. Layout and meaning are in `common/src/protocol.rs`.
 #![allow(unsafe_code, reason = "a mapping that another process writes: atomics through raw pointers")]
 
+use crate::process::futex;
 use crate::times::{MOVE_LOCK, MOVE_LOCK_STEP};
 use memspill_common::link::FILE_BYTES;
 use memspill_common::protocol::{
     Control, DOORBELL_ANSWERED, DOORBELL_IN_VAIN, DOORBELL_TAKEN, DOORBELLS, Doorbell, FILTER_WORDS, MoveRun,
     RUNS_MAX, WANTS_ASKED, WANTS_REFUSED,
 };
+use memspill_common::sync::{AtomicU32, Ordering, spin_hint};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{addr_of, addr_of_mut, null_mut};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 pub struct ControlPage {
     page: *mut Control,
@@ -227,32 +227,21 @@ impl ControlPage {
             if word.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 return true;
             }
-            std::hint::spin_loop();
+            spin_hint();
         }
         for _ in 0..MOVE_LOCK.as_millis() / MOVE_LOCK_STEP.as_millis() {
             if word.swap(2, Ordering::Acquire) == 0 {
                 return true;
             }
-            self.futex_wait(2, MOVE_LOCK_STEP);
+            futex::wait(word, 2, MOVE_LOCK_STEP);
         }
         false
     }
 
     pub fn unlock(&self) {
         if self.lock_word().swap(0, Ordering::Release) == 2 {
-            // SAFETY: a wake on the address of our own mapping.
-            unsafe {
-                libc::syscall(libc::SYS_futex, self.lock_word().as_ptr(), libc::FUTEX_WAKE, 1, 0, 0, 0)
-            };
+            futex::wake(self.lock_word(), 1);
         }
-    }
-
-    fn futex_wait(&self, value: u32, timeout: Duration) {
-        let timeout = libc::timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos() as i64 };
-        // SAFETY: a wait on the address of our own mapping, with a timeout that lives across the call.
-        unsafe {
-            libc::syscall(libc::SYS_futex, self.lock_word().as_ptr(), libc::FUTEX_WAIT, value, &timeout, 0, 0)
-        };
     }
 
     pub fn write_runs(&self, runs: &[MoveRun]) {
@@ -308,8 +297,7 @@ impl ControlPage {
     fn answer_with(&self, i: usize, answer: u32) {
         let answered = self.doorbell_answered(i);
         answered.store(answer, Ordering::SeqCst);
-        // SAFETY: a wake on an address in our own mapping.
-        unsafe { libc::syscall(libc::SYS_futex, answered.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+        futex::wake(answered, i32::MAX);
     }
 }
 
@@ -320,7 +308,7 @@ impl Drop for ControlPage {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 

@@ -25,6 +25,7 @@ pub(crate) mod descent;
 pub(crate) mod evictor;
 pub(crate) mod finder;
 pub(crate) mod forking;
+pub(crate) mod futex;
 pub mod growth;
 pub(crate) mod home;
 pub mod lineage;

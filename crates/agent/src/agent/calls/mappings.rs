@@ -22,6 +22,7 @@
 use super::advice;
 use super::in_use::{self, Use};
 use crate::common::link::{REMAP, REMOVE, UNMAP};
+use crate::common::rules::{Rule, holds};
 use crate::common::words::{EXCLUDED, FOR_FORK, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EINVAL, PAGE, Result, nr};
@@ -234,7 +235,7 @@ fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
     let result = make(number, args);
     if result.is_ok() {
         each_away(from, to, |_, word, seen| {
-            table::turn(word, seen, seen.with_prot(prot as u64));
+            table::turn(word, seen, if holds(Rule::NewProt) { seen.with_prot(prot as u64) } else { seen });
         });
     } else {
         reconcile(from, to, changing.as_ref());

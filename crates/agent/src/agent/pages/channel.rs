@@ -3,6 +3,7 @@
 //!
 //! What it does not do: know what any of it means (`supervisor.rs`, `notes.rs`, `from_pool.rs`).
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use core::ptr::null_mut;
 
@@ -107,12 +108,12 @@ pub fn word64(field: *mut u64) -> &'static AtomicU64 {
 
 /// Writes a message, and rings.
 pub fn push(kind: u32, addr: usize, end: usize, to: usize) {
-    while SHARED.writing.swap(1, Ordering::SeqCst) != 0 {
+    while SHARED.writing.swap(1, Ordering::SeqCst) != 0 && holds(Rule::Writing) {
         wait::sleep(&SHARED.writing, 1);
     }
     let (head, tail) = (word64(field!(head)), word64(field!(tail)));
     let number = head.load(Ordering::Relaxed);
-    wait_for_reader(&|| number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64);
+    wait_for_reader(&|| !holds(Rule::Room) || number.wrapping_sub(tail.load(Ordering::SeqCst)) < RING as u64);
     // SAFETY: no memory involved.
     let tid = unsafe { gadget::call(GETTID, [0; 6]) }.unwrap_or(0) as u32;
     let message = Message { kind, tid, addr: addr as u64, end: end as u64, to: to as u64 };

@@ -14,10 +14,10 @@
 
 use super::kernel::{self, Mapping, Present, end};
 use super::reconcile::{drop_away, each_away, make, reconcile};
-use super::rules::{self, Rule};
 use super::supervisor::{self, Changing};
 use super::{holes, source, table, uses};
 use crate::common::link::REMOVE;
+use crate::common::rules::{Rule, holds};
 use crate::common::words::{EVICTING, NONE, Word};
 use crate::machine::sys::{ENOMEM, PAGE, Result};
 
@@ -97,7 +97,7 @@ fn close_emptied(from: usize, to: usize, prot: usize) {
     }
     let mut at = from;
     while at < to {
-        let kept = uses::first_kept(at, to, rules::holds(Rule::InUse));
+        let kept = uses::first_kept(at, to, holds(Rule::InUse));
         if let Some(word) = table::find(kept).filter(|word| kept < to && is_marked(word)) {
             table::finish(word, Word::EMPTY);
         }

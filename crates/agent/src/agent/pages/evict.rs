@@ -31,6 +31,7 @@
 //!
 //! A failure changes nothing: pages that cannot be copied, stored or guarded stay.
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(memspill_test)]
 use core::arch::global_asm;
@@ -38,7 +39,6 @@ use core::arch::global_asm;
 use super::gate::{self, Inside};
 use super::holes;
 use super::kernel::{self, READ_WRITE, end};
-use super::rules::{self, Rule};
 #[cfg(memspill_test)]
 use super::source::Source;
 use super::source::{self, COUNTERS};
@@ -218,7 +218,7 @@ pub fn take_run(
             return (taken, errno);
         }
         let Some(inside) = gate::enter_within(GATE_MS) else { return (taken, ECANCELED) };
-        if supervisor::is_changing() {
+        if supervisor::is_changing() && holds(Rule::TakeUnchanged) {
             return (taken, ECANCELED);
         }
         if let Err((page, seen)) = supervisor::install_inside(true) {
@@ -238,7 +238,9 @@ pub fn take_run(
         chunk.shorten((delivered - chunk.start) / PAGE);
         // The supervisor would take what it is told later for true of the page that has left.
         let early = notes::first(chunk.start, chunk.start + chunk.len());
-        chunk.shorten((early - chunk.start) / PAGE);
+        if holds(Rule::LeaveEntries) {
+            chunk.shorten((early - chunk.start) / PAGE);
+        }
         let result = match chunk.pages {
             0 => Err(why_not(at)),
             _ => chunk.take(to + taken * PAGE, &mut |pages| commit(taken + pages)),
@@ -276,9 +278,13 @@ impl Chunk {
     /// Puts markers in the places of the first pages, whose bytes are at `kept`, while nobody can touch them.
     /// They are away if `commit` agrees.
     fn mark_away(&mut self, kept: usize, pages: usize, commit: impl FnOnce() -> bool) -> Result<usize> {
+        let mut commit = Some(commit);
+        if !holds(Rule::CommitLast) && !commit.take().is_some_and(|commit| commit()) {
+            return Err(ECANCELED);
+        }
         // SAFETY: the bytes are kept, and nobody can touch the pages.
         let result = match unsafe { holes::dig(self.start, pages * PAGE) } {
-            Ok(_) if commit() => {
+            Ok(_) if commit.is_none_or(|commit| commit()) => {
                 self.taken = u64::MAX >> (u64::BITS as usize - pages);
                 return Ok(pages);
             }
@@ -319,7 +325,11 @@ impl Chunk {
         }
         // The kernel's own reading needs no protection that would allow it, and each step of protection
         // interrupts the CPUs on which other threads run.
-        let none = if rules::holds(Rule::None) { sys::PROT_NONE } else { sys::PROT_READ };
+        let none = match () {
+            () if !holds(Rule::StandStill) => self.prot,
+            () if !holds(Rule::None) => sys::PROT_READ,
+            () => sys::PROT_NONE,
+        };
         if let Err(errno) = self.protect(none) {
             // A part of it may have no protection: several mappings, of which one is sealed.
             let _ = self.protect(self.prot);
@@ -332,7 +342,7 @@ impl Chunk {
         if read != 0 {
             result = self.mark_away(to, read, || commit(read));
         }
-        if self.protect(self.prot).is_err() {
+        if self.protect(if holds(Rule::GiveBack) { self.prot } else { READ_WRITE }).is_err() {
             end("cannot give pages their protection back (vm.max_map_count)");
         }
         source::count(&COUNTERS.taken, result.unwrap_or(0));
@@ -343,6 +353,11 @@ impl Chunk {
 /// Writes the bytes of pages where they were.
 fn put_bytes_back(at: usize, bytes: usize, pages: usize) {
     holes::put_back(at, bytes, pages * PAGE);
+}
+
+/// A word as it was before it was marked.
+fn before(word: &AtomicU64) -> Word {
+    if holds(Rule::AsBefore) { table::load(word).as_before() } else { Word::EMPTY }
 }
 
 /// Pages in a row that are EVICTING, by the caller, and their slots where they were taken out.
@@ -358,6 +373,8 @@ struct Chunk {
 /// Turns words to EVICTING, as far as they can be.
 fn mark(inside: &Inside, start: usize, count: usize) -> Chunk {
     let mut chunk = Chunk { start, pages: 0, prot: READ_WRITE, slots: [0; CHUNK], taken: 0 };
+    let first_kept = |end| uses::first_kept(start, end, holds(Rule::InUse));
+    let looked_before = if holds(Rule::MarkFirst) { usize::MAX } else { first_kept(start + count * PAGE) };
     while chunk.pages < count && holes::may_leave(start + chunk.pages * PAGE) {
         let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
         let seen = table::load(word);
@@ -366,7 +383,7 @@ fn mark(inside: &Inside, start: usize, count: usize) -> Chunk {
         }
         chunk.pages += 1;
     }
-    let kept = uses::first_kept(start, start + chunk.len(), rules::holds(Rule::InUse));
+    let kept = if holds(Rule::MarkFirst) { first_kept(start + chunk.len()) } else { looked_before };
     chunk.shorten((kept - start) / PAGE);
     let (end, prot) = EVICTOR.known.at(inside, start).unwrap_or((start, READ_WRITE));
     chunk.prot = prot;
@@ -389,7 +406,7 @@ impl Chunk {
     fn shorten(&mut self, pages: usize) {
         if pages < self.pages {
             for (_, word) in self.words(pages) {
-                table::finish(word, table::load(word).as_before());
+                table::finish(word, before(word));
             }
             self.pages = pages;
         }
@@ -400,8 +417,7 @@ impl Chunk {
         for (index, word) in self.words(0) {
             let slot = self.slots.get(index).copied().unwrap_or(0);
             let is_taken = self.taken >> index & 1 != 0;
-            let before = table::load(word).as_before();
-            table::finish(word, if is_taken { Word::swapped(slot, self.prot as u64) } else { before });
+            table::finish(word, if is_taken { Word::swapped(slot, self.prot as u64) } else { before(word) });
         }
     }
 
@@ -482,7 +498,7 @@ fn evict(chunk: &mut Chunk, source: &Source, wanted: u64) -> usize {
         }
     }
     if chunk.taken != 0 {
-        let during = if rules::holds(Rule::None) { sys::PROT_NONE } else { chunk.prot };
+        let during = if holds(Rule::None) { sys::PROT_NONE } else { chunk.prot };
         if chunk.protect(during).is_ok() {
             install_guards(chunk, source, victims);
         } else {

@@ -12,6 +12,7 @@
 //! access works (MADV_POPULATE). Meanwhile the page is this thread's hazard: were it to leave, the answer
 //! would be about its window.
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{Ordering, fence};
 
 #[cfg(memspill_test)]
@@ -59,6 +60,7 @@ fn is_refused(page: usize, error: usize) -> bool {
     let prot = word.prot() as usize;
     word.state() == SWAPPED
         && match error {
+            _ if !holds(Rule::AskTheWord) => true,
             _ if error & WRITE != 0 => prot & PROT_WRITE == 0,
             _ if error & FETCH != 0 => prot & PROT_EXEC == 0,
             _ => prot == PROT_NONE,
@@ -72,7 +74,7 @@ fn is_over(page: usize, error: usize, is_missing: bool) -> bool {
     hazard.store(page, Ordering::SeqCst);
     fence(Ordering::SeqCst);
     // A word that has changed meanwhile is looked at again in the next fault.
-    let inside = gate::enter();
+    let inside = holds(Rule::LookInside).then(gate::enter);
     let is_over = !matches!(table::state_of(page), NONE | EXCLUDED)
         || is_missing && holes::is_there_by_now(page)
         || kernel::populate(page, error & WRITE != 0) && (error & FETCH == 0 || is_code(page));

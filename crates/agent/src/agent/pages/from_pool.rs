@@ -27,7 +27,7 @@
 //! - A process that changes its credentials must close the pool, because the pool holds other processes'
 //!   memory.
 //!
-//! `crates/agent/tests/shuttle_early.rs` is the model of all this.
+//! `crates/agent/tests/shuttle_agent.rs` tries all this under many orders of steps.
 //!
 //! While another thread has the swap token a page is asked for: the supervisor says when it is our turn. So
 //! it is while memory is full, or may be: whoever asks waits until reclaim has made room. And so it is where
@@ -35,6 +35,7 @@
 //!
 //! What it does not do: say what comes along with a page (`readahead.rs`; `streams.rs` of common/).
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
@@ -279,9 +280,9 @@ fn fetch(page: usize, prot: u64, bytes: &mut [u8; PAGE_BYTES]) -> Option<Fetched
         notes::give_back(entry);
         return None;
     }
-    let is_right = read(seen.slot(), bytes) && is_allowed() && {
+    let is_right = read(seen.slot(), bytes) && (is_allowed() || !holds(Rule::StillAllowed)) && {
         fence(Ordering::SeqCst);
-        supervisor::first_delivered(page, page + PAGE) != page
+        supervisor::first_delivered(page, page + PAGE) != page || !holds(Rule::Delivered)
     };
     if !is_right {
         table::finish(word, Word::swapped(0, seen.prot()));
@@ -327,7 +328,8 @@ fn read(slot: u64, page: &mut [u8; PAGE_BYTES]) -> bool {
                 };
                 (read, core::slice::from_raw_parts(at, read.min(PAGE_BYTES)))
             };
-            if read != len || !location(fd, slot).is_some_and(|again| pool::is_same_place(word, again)) {
+            let is_same = |again| pool::is_same_place(word, again) || !holds(Rule::SamePlace);
+            if read != len || !location(fd, slot).is_some_and(is_same) {
                 return false;
             }
             match block.first_chunk::<PAGE_BYTES>() {

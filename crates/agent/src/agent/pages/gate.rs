@@ -14,6 +14,7 @@
 //!
 //! The child of a fork has a copy, taken while its parent's gate was closed: it makes a new one.
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::thread::wait;
 
@@ -46,7 +47,7 @@ pub fn enter() -> Inside {
     let state = &GATE.state;
     loop {
         let seen = state.load(Ordering::SeqCst);
-        if seen & CHANGING != 0 {
+        if seen & CHANGING != 0 && holds(Rule::GateClosed) {
             wait::sleep(state, seen);
         } else if state.compare_exchange_weak(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             return Inside;
@@ -75,7 +76,7 @@ pub fn enter_within(limit_ms: u32) -> Option<Inside> {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        if GATE.state.fetch_sub(1, Ordering::SeqCst) == CHANGING | 1 {
+        if GATE.state.fetch_sub(1, Ordering::SeqCst) == CHANGING | 1 && holds(Rule::LastWakes) {
             wait::wake_all(&GATE.state);
         }
     }
@@ -85,11 +86,16 @@ pub struct Alone;
 
 /// Enters alone.
 pub fn enter_alone() -> Alone {
-    while GATE.changer.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    if !holds(Rule::Alone) {
+        return Alone;
+    }
+    while GATE.changer.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err()
+        && holds(Rule::OneChanger)
+    {
         wait::sleep(&GATE.changer, 1);
     }
     let mut seen = GATE.state.fetch_or(CHANGING, Ordering::SeqCst) | CHANGING;
-    while seen != CHANGING {
+    while seen != CHANGING && holds(Rule::WaitForInside) {
         wait::sleep(&GATE.state, seen);
         seen = GATE.state.load(Ordering::SeqCst);
     }
@@ -99,6 +105,9 @@ pub fn enter_alone() -> Alone {
 
 /// The same; None: others do not come to an end.
 pub fn enter_alone_within(limit_ms: u32) -> Option<Alone> {
+    if !holds(Rule::Alone) {
+        return Some(Alone);
+    }
     let mut waited_ms = 0;
     while GATE.changer.compare_exchange(0, 1, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         if waited_ms == limit_ms {
@@ -119,6 +128,9 @@ pub fn enter_alone_within(limit_ms: u32) -> Option<Alone> {
 
 impl Drop for Alone {
     fn drop(&mut self) {
+        if !holds(Rule::Alone) {
+            return;
+        }
         GATE.state.fetch_and(!CHANGING, Ordering::SeqCst);
         wait::wake_all(&GATE.state);
         GATE.changer.store(0, Ordering::SeqCst);

@@ -13,6 +13,7 @@ use super::gate;
 use super::table;
 use crate::common::link::{ALONG, EARLY, EARLY_PAGE, FETCHING, HERE, HINTS, Hint, LeftOut, Link};
 use crate::common::pool::SLOTS_END;
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::common::words::{SLOTS_MAX, SWAPPED};
 use crate::thread::wait;
@@ -66,7 +67,9 @@ fn entry(index: usize) -> &'static AtomicU64 {
 
 /// Has the supervisor noted all that threads have brought?
 pub fn is_empty() -> bool {
-    !channel::is_there() || (0..EARLY).all(|index| entry(index).load(Ordering::SeqCst) == 0)
+    !channel::is_there()
+        || !holds(Rule::NotedFirst)
+        || (0..EARLY).all(|index| entry(index).load(Ordering::SeqCst) == 0)
 }
 
 /// The first page of [start, end) that a thread has brought, and that is not noted; else `end`.
@@ -120,7 +123,8 @@ pub fn here(index: usize, page: usize, tid: u32, comes: Comes) {
     }
     // Before it may be noted: what is noted was brought.
     brought().fetch_add(1, Ordering::SeqCst);
-    entry(index).store(page as u64 | along | HERE, Ordering::SeqCst);
+    let here = if holds(Rule::Entry) { page as u64 | along | HERE } else { 0 };
+    entry(index).store(here, Ordering::SeqCst);
 }
 
 /// At so many pages that are not noted the supervisor is called.
@@ -151,6 +155,9 @@ pub fn tell() {
 /// out. A page that leaves now would get the slot that it had before.
 #[must_use]
 pub fn take_hints_outside() -> bool {
+    if !holds(Rule::HintsFirst) {
+        return true;
+    }
     const GATE_MS: u32 = 20;
     let Some(inside) = gate::enter_within(GATE_MS) else { return false };
     while !take_hints() {
@@ -196,5 +203,8 @@ fn apply(hint: Hint) {
 
 /// The hints are of the pages as they were before a change. Alone in the gate.
 pub fn drop_hints() {
+    if !holds(Rule::DropHints) {
+        return;
+    }
     word64(field!(hints_tail)).store(word64(field!(hints_head)).load(Ordering::SeqCst), Ordering::SeqCst);
 }

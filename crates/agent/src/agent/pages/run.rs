@@ -6,6 +6,7 @@ use crate::common::sync::AtomicU64;
 
 use super::source::{COUNTERS, count};
 use super::{holes, table};
+use crate::common::rules::{Rule, holds};
 use crate::common::words::{SWAPPED, Word};
 use crate::machine::sys::PAGE;
 
@@ -78,5 +79,6 @@ fn claim_run(page: usize, pages: usize) -> Run {
 pub fn claim(page: usize, prot: u64) -> bool {
     let Some(word) = table::find(page) else { return false };
     let seen = table::load(word);
-    seen.state() == SWAPPED && seen.prot() == prot && table::turn(word, seen, seen.filling())
+    let is_alike = seen.prot() == prot || !holds(Rule::SameProt);
+    seen.state() == SWAPPED && is_alike && table::turn(word, seen, seen.filling())
 }

@@ -12,6 +12,7 @@
 //!
 //! What it does not do: say what of a process may be taken out.
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU32, AtomicU64, Ordering};
 use core::cell::Cell;
 
@@ -20,16 +21,14 @@ use super::gate::{self, Alone, Inside};
 use super::kernel::end;
 use super::{notes, run, table};
 use crate::common::link::{
-    CLOSED_MAX, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST, READ_FAULT,
-    RUN_CLOSED, TAKEN, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
+    CLOSED_MAX, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST,
+    READ_FAULT, RUN_CLOSED, TAKEN, UNREAD_CHANGES_MAX, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
 use crate::common::words::{EVICTING, FILLING, SWAPPED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::PAGE;
 use crate::thread::wait;
 
-/// The number of changes that may be unread when another one begins.
-const UNREAD_CHANGES_MAX: u64 = 4;
 /// How long to sleep on the lock before it is looked at again.
 const LOCK_MS: u32 = 100;
 
@@ -109,6 +108,7 @@ pub fn ask(page: usize, only_reads: bool) {
         }
         run.store(run_from(page) as u32, Ordering::SeqCst);
         push(kind, page, page + PAGE, 0);
+        let seen = if holds(Rule::SeenFirst) { seen } else { woken.load(Ordering::SeqCst) };
         while woken.load(Ordering::SeqCst) == seen {
             wait::sleep(woken, seen);
         }
@@ -172,7 +172,7 @@ type Blocked = core::result::Result<(), (usize, Word)>;
 
 /// The same, for whoever is inside. Err: a page is in the hands of another thread, which is inside too.
 pub fn install_inside(by_window: bool) -> Blocked {
-    for index in 0..DELIVERIES_ALL {
+    for index in 0..if holds(Rule::InstallUnasked) { DELIVERIES_ALL } else { DELIVERIES } {
         let delivery = field!(deliveries).cast::<Delivery>().wrapping_add(index);
         // SAFETY: the index is below DELIVERIES_ALL; only the address is taken.
         let state = word32(unsafe { &raw mut (*delivery).state });
@@ -262,10 +262,12 @@ pub struct Changing {
 impl Changing {
     pub fn begin() -> Changing {
         let is_there = is_there();
-        if is_there {
+        if is_there && holds(Rule::Announce) {
             lock();
             word64(field!(changes)).fetch_add(1, Ordering::SeqCst);
             unlock();
+        }
+        if is_there && holds(Rule::InstallFirst) {
             install_alone();
         }
         Changing { is_there, is_told: Cell::new(false) }
@@ -282,6 +284,9 @@ impl Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
+        if self.is_there && !holds(Rule::Announce) {
+            word64(field!(changes)).fetch_add(1, Ordering::SeqCst);
+        }
         if self.is_told.get() {
             push(END, 0, 0, 0);
         } else if self.is_there {

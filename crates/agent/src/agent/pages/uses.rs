@@ -11,6 +11,7 @@
 //! Either the one sees the other's mark, or the other sees the one's.
 
 use crate::common::protocol::{RangeInUse, SLOT_RANGES};
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::{AtomicU32, AtomicUsize, Ordering, fence};
 use crate::machine::sys::PAGE;
 use crate::thread::block::{self, Block};
@@ -87,7 +88,7 @@ fn uses_of(block: *mut Block, look: &mut impl FnMut(usize, usize)) {
         look(range.start as usize, range.end as usize);
     }
     let hazard = hazard.load(Ordering::SeqCst);
-    if hazard != 0 {
+    if hazard != 0 && holds(Rule::Hazard) {
         look(hazard, hazard + PAGE);
     }
 }

@@ -28,6 +28,7 @@
 //! fork has a copy of all blocks, of which only its own is in use.
 
 use crate::common::sync::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+#[cfg(not(shuttle))]
 use core::arch::asm;
 use core::mem::offset_of;
 
@@ -205,6 +206,15 @@ pub fn set_armed(is_armed: bool) {
 /// # Safety
 /// The thread is armed and stands on its alternate stack, as in each handler; and the reference is not used
 /// after the call or handler that it belongs to.
+#[cfg(shuttle)]
+pub unsafe fn current<'a>() -> &'a mut Block {
+    // SAFETY: the caller's promise.
+    unsafe { &mut *crate::kernel::block() }
+}
+
+/// # Safety
+/// As above.
+#[cfg(not(shuttle))]
 pub unsafe fn current<'a>() -> &'a mut Block {
     let pointer: usize;
     // SAFETY: reads a register.

@@ -126,7 +126,7 @@ pub fn collect(control: &ControlPage, sent: &[MoveRun], base: u32, takes: &mut [
     doubtful
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 

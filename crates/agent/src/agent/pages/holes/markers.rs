@@ -5,17 +5,17 @@
 
 use core::ptr::copy_nonoverlapping;
 
+use crate::common::rules::{Rule, holds};
 use crate::common::words::Word;
 use crate::machine::sys::{EIO, PAGE, PROT_NONE, Result};
 use crate::pages::kernel::{self, end};
-use crate::pages::rules::{self, Rule};
 use crate::pages::table;
 use crate::thread::block;
 
 /// Brings pages with these bytes, which are FILLING by the caller. `prot`: that of their mapping. True: by a
 /// window.
 pub fn fill(at: usize, len: usize, prot: usize, bytes: usize, by_window: bool) -> bool {
-    if !by_window && block::is_alone() || !rules::holds(Rule::Window) {
+    if !by_window && block::is_alone() {
         open(at, len);
         if kernel::is_writable(prot) {
             // SAFETY: the pages are there, and nobody else touches them; the bytes are as many.
@@ -25,13 +25,13 @@ pub fn fill(at: usize, len: usize, prot: usize, bytes: usize, by_window: bool) -
         }
         return false;
     }
-    if prot != 0 {
+    if prot != 0 && holds(Rule::Window) {
         protect(at, len, 0);
     }
     open(at, len);
     write(at, len, bytes);
     if prot != 0 {
-        protect(at, len, prot);
+        protect(at, len, if holds(Rule::GiveBack) { prot } else { kernel::READ_WRITE });
     }
     true
 }

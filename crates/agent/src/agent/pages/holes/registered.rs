@@ -19,6 +19,7 @@
 //! The 2 MiB that are registered are noted with their words (`table.rs`). The note says less than what is
 //! true: whatever maps something there takes it off, and registering twice does no harm.
 
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::Ordering;
 use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
 use crate::machine::gadget;
@@ -28,7 +29,7 @@ use crate::machine::uffd::{
     UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
 };
 use crate::pages::kernel::{self, DESCRIPTORS, empty_own, end};
-use crate::pages::{gate, rules, table, uses};
+use crate::pages::{gate, table, uses};
 use crate::thread::wait;
 
 const USER_MODE_ONLY: usize = 1;
@@ -211,6 +212,9 @@ pub fn unregister(start: usize, len: usize) -> Result<usize> {
 
 /// The same of those parts that may be registered already, and in which pages may be missing now.
 pub fn register_again(from: usize, to: usize) {
+    if !holds(Rule::RegisterAgain) {
+        return;
+    }
     let mut at = from;
     while at < to {
         let group_end = (at & !(table::GROUP_BYTES - 1)) + table::GROUP_BYTES;
@@ -223,8 +227,8 @@ pub fn register_again(from: usize, to: usize) {
 }
 
 fn register_piece(start: usize, to: usize, prot: usize) -> Result<()> {
-    let marked = mark_missing(start, to);
-    if marked.is_ok() {
+    let marked = if holds(Rule::MarkMissingFirst) { mark_missing(start, to) } else { Ok(()) };
+    if marked.is_ok() && holds(Rule::TouchKept) {
         touch_kept(start, to);
     }
     let result = marked.and_then(|()| {
@@ -234,9 +238,16 @@ fn register_piece(start: usize, to: usize, prot: usize) -> Result<()> {
     });
     if result.is_ok() {
         table::note_was_registered(start, to);
-        kernel::each_untouched(start, to, |from, to| {
-            each_marked(from, to, |word| table::finish(word, Word::closed(prot as u64)));
-        });
+        if !holds(Rule::MarkMissingFirst) {
+            mark_missing(start, to)?;
+        }
+        let closed = if holds(Rule::CloseMissing) { Word::closed(prot as u64) } else { Word::EMPTY };
+        let close = |from, to| each_marked(from, to, |word| table::finish(word, closed));
+        if holds(Rule::LookAgain) {
+            kernel::each_untouched(start, to, close);
+        } else {
+            close(start, to);
+        }
     }
     // They are there by now, or nothing has changed.
     each_marked(start, to, |word| table::finish(word, Word::EMPTY));
@@ -282,7 +293,7 @@ fn mark_missing(start: usize, to: usize) -> Result<()> {
 fn touch_kept(start: usize, to: usize) {
     let mut at = start;
     while at < to {
-        let page = uses::first_kept(at, to, rules::holds(rules::Rule::InUse));
+        let page = uses::first_kept(at, to, holds(Rule::InUse));
         if page >= to {
             break;
         }

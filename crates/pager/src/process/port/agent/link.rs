@@ -11,11 +11,11 @@ use memspill_common::link::{
     UNASKED, WAITERS, bytes_at,
 };
 use memspill_common::protocol::STAGING_PAGES;
+use memspill_common::sync::{AtomicU32, AtomicU64, Ordering};
 use memspill_engine::units::{PAGE_SIZE, Page};
 use std::ops::Range;
 use std::ptr::addr_of_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 pub struct SharedLink {
     pub control: Arc<ControlPage>,
@@ -70,7 +70,7 @@ impl SharedLink {
     }
 
     /// Writes a message, as the agent does.
-    #[cfg(test)]
+    #[cfg(all(test, not(shuttle)))]
     pub fn set_message(&self, number: u64, message: Message) {
         // SAFETY: in bounds.
         unsafe { addr_of_mut!((*self.link()).ring[number as usize % RING]).write_volatile(message) };
@@ -134,12 +134,6 @@ pub fn set_if_changed(word: &AtomicU64, value: u64) {
     if word.load(Ordering::Relaxed) != value {
         word.store(value, Ordering::Relaxed);
     }
-}
-
-/// Wakes all who wait on a futex in the link.
-pub fn wake_futex(word: &AtomicU32) {
-    // SAFETY: a wake on an address in our own mapping.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
 }
 
 /// Makes an eventfd that counts read as 0, without waiting: whoever else holds it can clear its O_NONBLOCK

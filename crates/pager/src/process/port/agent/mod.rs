@@ -22,10 +22,12 @@ pub mod take;
 use crate::process::control::ControlPage;
 use crate::process::peer::Pidfd;
 use link::SharedLink;
+use memspill_common::sync::Ordering;
+use memspill_engine::sync::Mutex;
 use staging::Staging;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 /// The supervisor's end of one process's link.
 pub struct AgentPort {
@@ -82,7 +84,7 @@ impl AgentPort {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 pub(super) mod testing {
     use super::*;
     use memspill_common::link::Message;

@@ -11,9 +11,10 @@
 use super::AgentPort;
 use super::link::set_if_changed;
 use memspill_common::link::{ALONG, EARLY, EARLY_PAGE, EARLY_STATE, HERE, HINTS, Hint, LeftOut, NOTING};
+use memspill_common::rules::{Rule, holds};
+use memspill_common::sync::Ordering;
 use memspill_common::window::BLOCK_PAGES_MAX;
 use memspill_engine::units::PAGE_SIZE;
-use std::sync::atomic::Ordering;
 
 /// Below the amount that the monitor would count as growth (`growth.rs`), with many processes in mind.
 /// Tried: 48. A program that went through memory in order took a twelfth longer.
@@ -71,7 +72,7 @@ impl AgentPort {
         if !self.link.control.lock() {
             return;
         }
-        if !self.is_changing() {
+        if !self.is_changing() || !holds(Rule::HintUnchanged) {
             let (head, tail) = (self.link.hints_head(), self.link.hints_tail());
             let (mut at, read) = (head.load(Ordering::SeqCst), tail.load(Ordering::SeqCst));
             let room = (HINTS as u64).saturating_sub(at.wrapping_sub(read)) as usize;
@@ -117,6 +118,7 @@ impl AgentPort {
             let noting = page | NOTING;
             if seen & EARLY_STATE != HERE
                 || entry.compare_exchange(seen, noting, Ordering::SeqCst, Ordering::SeqCst).is_err()
+                    && holds(Rule::NoteOnce)
             {
                 continue;
             }
@@ -146,7 +148,7 @@ fn beside(page: u64, left_out: LeftOut) -> Option<(u64, usize)> {
         .map(|beside| (beside, pages.into()))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::super::testing::AT;
     use super::*;

@@ -50,7 +50,7 @@ impl Drop for Staging {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
 
