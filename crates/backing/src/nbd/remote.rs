@@ -420,6 +420,9 @@ impl<Tag: Default + Send + 'static> Remote<Tag> {
     }
 
     pub(crate) fn links(&self) -> Vec<Link> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Vec::new();
+        }
         let Shared { common, peers, mirror, .. } = &*self.shared;
         let mut links: Vec<Link> = peers.iter().map(|peer| peer.link(common)).collect();
         for (link, held) in links.iter_mut().zip(mirror.iter().flat_map(|mirror| &mirror.held)) {
