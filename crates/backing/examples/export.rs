@@ -16,7 +16,7 @@ use rustix::event::epoll;
 
 const PAGES: u32 = 65_536;
 const QUEUE: QueueId = QueueId(0);
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND: Duration = Duration::from_millis(200);
 
 struct Run {
     device: FileBacking,
