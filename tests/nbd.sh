@@ -386,7 +386,7 @@ case_pause() {
     (
         sleep 2
         for _ in 1 2 3; do
-            python3 - "$WORK/pause.sock" <<'PY'
+            python3 - "$WORK/pause.sock" 2>/dev/null <<'PY' # until the server has ended
 import socket, sys, time
 control = socket.socket(socket.AF_UNIX)
 control.connect(sys.argv[1])

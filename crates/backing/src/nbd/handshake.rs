@@ -19,7 +19,7 @@ use super::wire::{be16, be32, be64};
 const NBD_MAGIC: u64 = 0x4e42_444d_4147_4943;
 const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// What servers of before 2011 say in its place.
-const OLD_MAGIC: u64 = 0x0042_0281_8612_53;
+const OLD_MAGIC: u64 = 0x0000_4202_8186_1253;
 const REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 const FIXED_NEWSTYLE: u16 = 1;

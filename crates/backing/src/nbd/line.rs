@@ -523,7 +523,10 @@ impl<Tag> Line<Tag> {
         self.requests.take(at);
         let (number, run) = match used {
             Use::Nobody => return Ok(()),
-            Use::Piece(piece) => return Ok(self.answered.push((piece, errno))),
+            Use::Piece(piece) => {
+                self.answered.push((piece, errno));
+                return Ok(());
+            }
             Use::Read { op, run, .. } => (op, run),
         };
         let op = self.ops.get_mut(number).expect("a request of a read under way");

@@ -58,7 +58,9 @@ impl Moved {
         for page in first..first + pages as u32 {
             if inner.doubted.contains(&page) {
                 let is_old = |left: &(Duration, u32)| now.saturating_sub(left.0) >= SURE;
-                let again = |inner: &mut Inner| Some(inner.left.pop_front_if(|left| is_old(left))?.1);
+                let again = |inner: &mut Inner| {
+                    inner.left.front().is_some_and(is_old).then(|| inner.left.pop_front())?.map(|left| left.1)
+                };
                 let place = inner.spare.next().or_else(|| again(&mut inner));
                 let Some(place) = place else { return (page - first) as usize };
                 inner.doubted.remove(&page);

@@ -331,7 +331,7 @@ impl<Tag: Default + Send> Shared<Tag> {
         let queue = &self.queues[number];
         let op = ReadOp {
             tag: Tag::default(),
-            buf: std::mem::replace(buf, PageBuf::new()),
+            buf: std::mem::take(buf),
             runs: vec![ReadRun::new(offset_bytes, 0, pages)],
         };
         let queue_id = QueueId(number as u32);
@@ -457,7 +457,8 @@ impl<Tag: Default + Send + 'static> Remote<Tag> {
         if self.is_kept.load(Ordering::Relaxed) || self.is_kept.swap(true, Ordering::AcqRel) {
             return;
         }
-        let start = |work: Box<dyn FnOnce(&Shared<Tag>) + Send>| {
+        type Work<Tag> = Box<dyn FnOnce(&Shared<Tag>) + Send>;
+        let start = |work: Work<Tag>| {
             let shared = self.shared.clone();
             std::thread::Builder::new().name("nbd".into()).spawn(move || work(&shared)).is_ok()
         };

@@ -132,8 +132,9 @@ fn sizes(run: &Run) -> String {
 
 /// In one word.
 pub fn state_of(device: &Device) -> &'static str {
+    let of_links = state_of_links(&device.backing.links());
     match device.state() {
-        DeviceState::On if let Some(word) = state_of_links(&device.backing.links()) => word,
+        DeviceState::On if of_links.is_some() => of_links.unwrap_or_default(),
         DeviceState::On if device.errors.is_failing() => "failing",
         DeviceState::On if device.full.load(Ordering::Relaxed) => "full",
         DeviceState::On => "on",
