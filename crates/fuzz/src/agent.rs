@@ -88,7 +88,7 @@ fn ready_of(bytes: &mut Bytes) -> Ready {
         tables_addr: bytes.u64(),
         tables_len: bytes.u64(),
         evictor_tid: 0,
-        mode: 0,
+        reserved: 0,
     }
 }
 
