@@ -127,7 +127,7 @@ impl Swap {
             for i in 0..equals.len() {
                 let device = equals[(turn + i) % equals.len()];
                 let target = &self.devices[device];
-                if got == n || !target.takes_pages() {
+                if got == n || !self.takes_pages(device) {
                     continue;
                 }
                 // Not asked for single pages, which go on to the next device in any case: it is a sum over
@@ -144,10 +144,15 @@ impl Swap {
         got
     }
 
+    fn takes_pages(&self, place: usize) -> bool {
+        self.devices[place].takes_pages() && !self.unwritten.are_many(place)
+    }
+
     /// Pages of the group for which there are slots now.
     pub(crate) fn room_pages(&self, group: &Group) -> usize {
         let allowed = group.swap_room_pages();
-        let free: u64 = self.devices.iter().filter(|d| d.takes_pages()).map(|d| d.slots.free_slots()).sum();
+        let takers = self.devices.takers().filter(|place| self.takes_pages(*place));
+        let free: u64 = takers.map(|place| self.devices[place].slots.free_slots()).sum();
         free.min(allowed) as usize
     }
 

@@ -77,14 +77,16 @@ impl Writer<'_> {
         }
         // What nobody needs any more need not be written.
         let is_needed = |p: &CachedPage| swap.device(p.entry).slots.count(p.entry.slot) > 0;
-        let (needed, orphans): (Vec<_>, Vec<_>) = batch.into_iter().partition(is_needed);
+        let (needed, orphans): (Vec<_>, Vec<_>) = batch.iter().copied().partition(is_needed);
         for (n, device) in swap.devices.iter().enumerate() {
             if !needed.iter().any(|p| p.entry.device as usize == n) {
                 device.errors.allow_one_try();
             }
         }
         swap.free_orphans(self.cpu, &orphans);
-        self.write_pages(&needed, None, true)
+        let failed = self.write_pages(&needed, None, true);
+        swap.unwritten.settle(&batch);
+        failed
     }
 
     /// `again`: their write has failed before.

@@ -83,6 +83,24 @@ fn a_device_without_room_loses_nothing() {
     world.end(false);
 }
 
+/// A device that is full, though slots of it are freed, collects no pages: the next device takes them.
+#[test]
+fn few_pages_wait_for_a_device_that_is_full() {
+    let mut world = World::new(&Setup { devices: vec![(4096, 9), (4096, 0)], ..one_device() });
+    world.backings[0].fail_writes(BackingError::Full, usize::MAX);
+    for part in 0..10 {
+        world.step(&Op::WriteRun { target: 0, page: 64 * part, pages: 64 });
+        let target = world.target(0);
+        while world.shrink(&target, 64, true) > 0 {}
+        // As if a program had taken a page of it back.
+        world.engine.devices()[0].full.store(false, std::sync::atomic::Ordering::Relaxed);
+    }
+    let waiting = world.engine.write_again(CPU, QUEUE);
+    assert!((1..=2 * 64).contains(&waiting), "{waiting} pages wait");
+    world.backings[0].stop_failing();
+    world.end(false);
+}
+
 /// Pages that were read and not stored to leave without being written; a store to one is never lost.
 #[test]
 fn a_clean_page_is_written_once() {
