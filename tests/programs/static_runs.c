@@ -1,9 +1,8 @@
 // A program without a loader that runs another one by each of the ways that there are, or forks a child that
 // fills memory itself.
 //
-// usage: static-runs exec|function|thread|fork|vfork|spawn|popen|failing|filtered|listed PROGRAM [WORD...]
-//        static-runs lookalike -
-//        static-runs child|grandchild|filtered-child|listed-child MIB
+// usage: static-runs exec|function|thread|fork|vfork|spawn|popen|failing|filtered PROGRAM [WORD...]
+//        static-runs child|grandchild MIB
 // Exit code: the other's. 100 and more: what went wrong here.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -69,35 +68,12 @@ static const uint32_t kill_process = 0x80000000, allow = 0x7fff0000;
 
 struct program { uint16_t len; struct instruction *code; };
 
-// From here on whoever makes a socket is killed, or, with a list, whoever does something else than a child
-// that is to run a program, but for what the program that it runs needs.
-static int filter(int by_list) {
+// From here on whoever makes a socket is killed.
+static int filter(void) {
     struct instruction no_socket[] = {
         {LOAD, 0, 0, 0}, {IS_EQUAL, 0, 1, SYS_socket}, {RETURN, 0, 0, kill_process}, {RETURN, 0, 0, allow}};
     struct program program = {4, no_socket};
-    static const int listed[] = {SYS_execve, SYS_exit, SYS_exit_group, SYS_wait4, SYS_fork, SYS_vfork,
-        SYS_clone, SYS_mmap, SYS_munmap, SYS_write, SYS_brk, SYS_arch_prctl, SYS_set_tid_address,
-        SYS_set_robust_list, SYS_rseq, SYS_prlimit64, SYS_readlink, SYS_getrandom, SYS_mprotect,
-        SYS_newfstatat, SYS_rt_sigprocmask, SYS_rt_sigaction, SYS_gettid, SYS_writev, SYS_ioctl,
-        SYS_sched_yield, SYS_getpid};
-    enum { LISTED = sizeof listed / sizeof *listed };
-    struct instruction by_number[LISTED + 3] = {{LOAD, 0, 0, 0}};
-    for (int one = 0; one < LISTED; one++)
-        by_number[one + 1] = (struct instruction){IS_EQUAL, LISTED - one, 0, listed[one]};
-    by_number[LISTED + 1] = (struct instruction){RETURN, 0, 0, kill_process};
-    by_number[LISTED + 2] = (struct instruction){RETURN, 0, 0, allow};
-    if (by_list) program = (struct program){LISTED + 3, by_number};
     return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, FILTER, &program);
-}
-
-// A call whose fifth argument, or what it has stored last, is the number of a fork or of an exec.
-static int has_lookalikes(void) {
-    long own = getpid(), first = 39, second = 39;
-    int place = 0;
-    __asm__ volatile("mov $56, %%r8d; syscall" : "+a"(first) : : "rcx", "r8", "r11", "memory");
-    __asm__ volatile("lea 72(%2), %%r9; movl $59, -72(%%r9); syscall"
-        : "+a"(second), "+m"(place) : "r"(&place) : "rcx", "r9", "r11", "memory");
-    return first == own && second == own && place == 59;
 }
 
 int main(int count, char **words) {
@@ -105,14 +81,6 @@ int main(int count, char **words) {
     const char *how = words[1];
     char **other = words + 2;
     pid_t child = -1;
-    if (!strcmp(how, "filtered-child") || !strcmp(how, "listed-child")) {
-        usleep(20000);
-        if (filter(*how == 'l')) return 115;
-        child = fork();
-        if (child == 0) _exit(fill(strtoul(words[2], NULL, 10)));
-        return code_of(child);
-    }
-    if (!strcmp(how, "lookalike")) return !has_lookalikes();
     if (!strcmp(how, "child") || !strcmp(how, "grandchild")) {
         // It finds what its parent had.
         char *inherited = strdup(words[2]);
@@ -129,8 +97,8 @@ int main(int count, char **words) {
         if ((failed = code_of(child))) return failed;
         how = "exec";
     }
-    if (!strcmp(how, "filtered") || !strcmp(how, "listed")) {
-        if (filter(*how == 'l')) return 115;
+    if (!strcmp(how, "filtered")) {
+        if (filter()) return 115;
         how = "vfork";
     }
     if (!strcmp(how, "exec")) return execv(other[0], other), 109;
