@@ -73,6 +73,11 @@ impl DeviceErrors {
         self.failed_in_a_row.load(Ordering::Relaxed) >= FAILED_IN_A_ROW_MAX
     }
 
+    /// A page could not be written there, ever.
+    pub fn has_write_error(&self) -> bool {
+        lock(&self.write).error.is_some()
+    }
+
     /// Nothing can be written, and the device is not to blame.
     pub fn is_short(&self) -> bool {
         self.is_failing() && self.last_was_short.load(Ordering::Relaxed)

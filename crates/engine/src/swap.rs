@@ -144,6 +144,12 @@ impl Swap {
         got
     }
 
+    /// Does the device at this place get no pages because writes to it fail?
+    pub fn is_failing(&self, place: usize) -> bool {
+        let errors = &self.devices[place].errors;
+        errors.is_failing() || errors.has_write_error() && self.unwritten.are_many(place)
+    }
+
     fn takes_pages(&self, place: usize) -> bool {
         self.devices[place].takes_pages() && !self.unwritten.are_many(place)
     }

@@ -168,7 +168,9 @@ fn moved_in(run: &Run, group: &Group) -> u64 {
 fn give_up(run: &Run, full: bool, without_cpu: Option<String>) {
     let engine = &run.engine;
     let group = engine.root();
-    let failing = engine.devices().iter().find(|d| !d.is_off() && d.errors.is_failing());
+    let devices = engine.devices().iter().enumerate();
+    let mut failing = devices.filter(|(place, device)| !device.is_off() && engine.swap().is_failing(*place));
+    let failing = failing.next().map(|(_, device)| device);
     let error = engine.swap().take_error();
     let of_group = engine.groups().all().iter().skip(1).find(|group| full && !group.has_swap());
     if let Some(group) = of_group {
