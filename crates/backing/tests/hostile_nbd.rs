@@ -257,7 +257,7 @@ fn read(device: &FileBacking, slot: u32) -> Result<Page, BackingError> {
         std::thread::sleep(Duration::from_micros(200));
     }
     let found = done.remove(0);
-    found.results[0].clone().map(|()| found.buf[0].clone())
+    found.results[0].clone().map(|()| found.buf[0])
 }
 
 /// A page is there or it is an error; only those that a lie is about may be. Lies about reads are about one
