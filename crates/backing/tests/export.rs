@@ -360,8 +360,7 @@ fn a_server_that_is_slow_is_not_waited_for_if_there_is_another() {
 
 // ---------------------------------------------------------------- exports that cannot be used
 
-fn refusal(server: &Nbdkit, config: NbdConfig) -> NbdError {
-    let _ = server;
+fn refusal(config: NbdConfig) -> NbdError {
     FileBacking::on_export(config).map(drop).expect_err("it cannot be used")
 }
 
@@ -392,18 +391,18 @@ fn an_export_that_cannot_be_used_is_refused_with_the_reason() {
     ];
     for (options, wanted) in cases {
         let Some(server) = Nbdkit::start(&dir, options) else { return };
-        let error = refusal(&server, config(&server.socket)).to_string();
+        let error = refusal(config(&server.socket)).to_string();
         assert!(error.contains(wanted), "{options:?}: {error}");
     }
     let server = Nbdkit::start(&dir, &["data", "size=64M", "data=7"]).unwrap();
     let overwrite = FileBacking::on_export(NbdConfig { overwrite: true, ..config(&server.socket) }).unwrap();
-    assert!(matches!(refusal(&server, config(&server.socket)), NbdError::InUse { .. }));
+    assert!(matches!(refusal(config(&server.socket)), NbdError::InUse { .. }));
     let larger = NbdConfig { size_bytes: Some(1 << 30), ..config(&server.socket) };
-    assert!(matches!(refusal(&server, larger), NbdError::TooSmall { .. }));
+    assert!(matches!(refusal(larger), NbdError::TooSmall { .. }));
     // One that has ended is free at once.
     drop(overwrite);
     fill(&open(&server.socket));
-    let nobody = refusal(&server, config(&dir.path("nobody")));
+    let nobody = refusal(config(&dir.path("nobody")));
     assert!(matches!(nobody, NbdError::Unreachable(_)), "{nobody}");
 }
 
@@ -572,7 +571,7 @@ fn with_tls_both_sides_are_known() {
     let device = FileBacking::on_export(with(socket, Some(tls("ca-cert.pem", "swap.test")))).unwrap();
     fill(&device);
     expect_all(&device, 0);
-    let error = |tls| refusal(&server, with(socket, tls));
+    let error = |tls| refusal(with(socket, tls));
     assert!(matches!(error(None), NbdError::WantsTls));
     let text = error(Some(tls("ca-cert.pem", "wrong.test"))).to_string();
     assert!(text.contains("another name"), "{text}");
@@ -584,7 +583,7 @@ fn with_tls_both_sides_are_known() {
 
     let options = ["--tls=require", "--tls-verify-peer", &folder, "memory", "size=64M"];
     let server = Nbdkit::start(&dir, &options).unwrap();
-    let text = refusal(&server, with(&server.socket, Some(tls("ca-cert.pem", "swap.test")))).to_string();
+    let text = refusal(with(&server.socket, Some(tls("ca-cert.pem", "swap.test")))).to_string();
     assert!(text.contains("cert= and key="), "{text}");
     let own =
         Tls { cert: pem("client-cert.pem"), key: pem("client-key.pem"), ..tls("ca-cert.pem", "swap.test") };
@@ -592,6 +591,6 @@ fn with_tls_both_sides_are_known() {
     drop(server);
 
     let server = Nbdkit::start(&dir, &["--tls=off", "memory", "size=64M"]).unwrap();
-    let error = refusal(&server, with(&server.socket, Some(tls("ca-cert.pem", "swap.test"))));
+    let error = refusal(with(&server.socket, Some(tls("ca-cert.pem", "swap.test"))));
     assert!(matches!(error, NbdError::HasNoTls), "{error}");
 }

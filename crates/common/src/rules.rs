@@ -50,7 +50,7 @@ pub enum Rule {
     /// The protection that is in the word says whether the fault of a page that is away is the program's.
     AskTheWord,
 
-    // Registered memory (`pages/holes.rs`).
+    // Registered memory (`pages/holes/registered.rs`).
     /// Missing pages are marked before they are registered.
     MarkMissingFirst,
     /// What calls use is touched before.

@@ -373,7 +373,7 @@ impl<Tag: Send> Peer<Tag> {
             *settled = self.moved.settle(first, run.pages.len(), common.now());
         }
         let bytes = if self.counts.writers == 0 { SHARED_WRITE_BYTES } else { WRITE_BYTES };
-        let mut job = Job::of(Command::Write, runs, &self.moved, bytes.min(self.request_bytes_max()));
+        let mut job = Job::write(runs, &self.moved, bytes.min(self.request_bytes_max()));
         for piece in &mut job.pieces {
             if piece.first + piece.pages > left[piece.run] {
                 piece.state = PieceState::Failed(Errno::AGAIN);
@@ -632,12 +632,7 @@ impl<Tag: Send> Peer<Tag> {
             common,
             owner,
             0,
-            &mut Job::of(
-                Command::Write,
-                &[WriteRun { offset_bytes: 0, pages: vec![&page] }],
-                &self.moved,
-                PAGE_SIZE,
-            ),
+            &mut Job::write(&[WriteRun { offset_bytes: 0, pages: vec![&page] }], &self.moved, PAGE_SIZE),
         );
     }
 }
@@ -653,7 +648,7 @@ pub(super) fn errno_at(door: Door) -> Errno {
 }
 
 impl<'a> Job<'a> {
-    fn of(command: Command, runs: &'a [WriteRun<'a>], moved: &Moved, bytes_max: usize) -> Job<'a> {
+    fn write(runs: &'a [WriteRun<'a>], moved: &Moved, bytes_max: usize) -> Job<'a> {
         let mut pieces = Vec::new();
         for (run, write) in runs.iter().enumerate() {
             let first = (write.offset_bytes / PAGE_SIZE as u64) as u32;
@@ -661,7 +656,7 @@ impl<'a> Job<'a> {
                 pieces.push(Piece { run, first, pages, place, state: PieceState::Waits });
             }
         }
-        Job { command, runs, pieces, generation: 0, sending: None, in_flight: 0 }
+        Job { command: Command::Write, runs, pieces, generation: 0, sending: None, in_flight: 0 }
     }
 
     fn trim(place: u32, pages: usize) -> Job<'static> {

@@ -171,31 +171,20 @@ impl Stream {
 
     /// Send what fits now.
     pub(super) fn send(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let Some(tls) = &mut self.tls else {
+        if self.tls.is_none() {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
             return net::sendmsg(&self.fd, slices, &mut SendAncillaryBuffer::default(), flags);
-        };
-        // Not more than is on its way: what is taken is kept in memory.
-        let taken = match tls.wants_write() {
-            true => 0,
-            false => tls.writer().write_vectored(slices).map_err(|error| errno_of(&error))?,
-        };
-        match (self.flush(), taken) {
-            (Ok(()), 0) => self.send_after_flush(slices),
-            (Ok(()) | Err(Errno::AGAIN), taken) if taken > 0 => Ok(taken),
-            (Err(errno), _) => Err(errno),
-            (Ok(()), _) => Err(Errno::AGAIN),
         }
-    }
-
-    fn send_after_flush(&mut self, slices: &[IoSlice<'_>]) -> Result<usize, Errno> {
-        let Some(tls) = &mut self.tls else { return Err(Errno::AGAIN) };
-        match tls.writer().write_vectored(slices).map_err(|error| errno_of(&error))? {
-            0 => Err(Errno::AGAIN),
-            taken => match self.flush() {
-                Ok(()) | Err(Errno::AGAIN) => Ok(taken),
-                Err(errno) => Err(errno),
-            },
+        // Not more than is on its way: what is taken is kept in memory.
+        self.flush()?;
+        let taken = match &mut self.tls {
+            Some(tls) => tls.writer().write_vectored(slices).map_err(|error| errno_of(&error))?,
+            None => 0,
+        };
+        match self.flush() {
+            Ok(()) | Err(Errno::AGAIN) if taken > 0 => Ok(taken),
+            Ok(()) => Err(Errno::AGAIN),
+            Err(errno) => Err(errno),
         }
     }
 

@@ -104,7 +104,7 @@ pub fn disconnect() {
     }
 }
 
-/// Where the agent's region and its ident page are, none of which is to be taken out.
+/// Notes where the agent's region and its ident page are: none of that is to be taken out.
 pub fn keep_region(start: usize, len: usize, ident: usize) {
     uses::keep(uses::REGION, start, len);
     uses::keep(uses::IDENT, ident, PAGE);
@@ -181,7 +181,7 @@ pub fn answered(
     answered
 }
 
-/// What a call needs in its place beside what it touches.
+/// Memory that a call needs in its place, beside what it touches.
 pub fn needed_by(number: usize, args: &[usize; 6]) -> Option<(usize, usize)> {
     exclude::needed_by(number, args).filter(|_| is_on())
 }
