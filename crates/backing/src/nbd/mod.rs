@@ -11,6 +11,7 @@
 //! | `config.rs`    | what people say of an export                                              |
 //! | `wire.rs`      | requests, and the parser of replies                                       |
 //! | `handshake.rs` | what is said before the first request                                     |
+//! | `host.rs`      | a server's name, and the addresses that it has now                       |
 //! | `stream.rs`    | a socket; `tls.rs`: who is believed on it                                 |
 //! | `exchange.rs`  | one request on a socket that nobody else uses yet                         |
 //! | `line.rs`      | a connection and what is in flight on it                                  |
@@ -36,6 +37,7 @@ mod error;
 mod exchange;
 mod handshake;
 mod held;
+mod host;
 mod line;
 mod mark;
 mod moved;

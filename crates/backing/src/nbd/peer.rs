@@ -595,6 +595,7 @@ impl<Tag: Send> Peer<Tag> {
         owner: &dyn Owner<Tag>,
         deadline: Instant,
     ) -> Result<Option<Vec<Stream>>, NbdError> {
+        self.dial.look_up(deadline);
         let mut streams = Vec::new();
         while streams.len() < self.counts.all() {
             let (stream, export) = self.dial.open(deadline)?;

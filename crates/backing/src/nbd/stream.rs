@@ -10,7 +10,7 @@
 //! What it does not do: know what the bytes mean.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use rustls::ClientConnection;
 use super::config::{NbdTarget, Server};
 use super::error::NbdError;
 use super::handshake;
+use super::host::Host;
 use super::tls::{self, Terms};
 
-/// Its name has been looked up.
 enum Place {
-    Tcp(Vec<SocketAddr>),
+    Tcp(Host),
     Unix(PathBuf),
 }
 
@@ -46,6 +46,14 @@ impl Dial {
             export: target.export.clone(),
             terms: target.tls.as_ref().map(Terms::of).transpose()?,
         })
+    }
+
+    /// The server may have moved. A half of the time to the deadline is for finding that out.
+    pub(super) fn look_up(&self, deadline: Instant) {
+        if let Place::Tcp(host) = &self.place {
+            let now = Instant::now();
+            host.look_up(now + deadline.saturating_duration_since(now) / 2);
+        }
     }
 
     /// Connect and shake hands, by the deadline.
@@ -75,24 +83,18 @@ impl Place {
     fn of(server: &Server) -> Result<Place, NbdError> {
         match server {
             Server::Unix { path } => Ok(Place::Unix(path.clone())),
-            Server::Tcp { host, port } => {
-                let found = (host.as_str(), *port).to_socket_addrs().map(Vec::from_iter).unwrap_or_default();
-                if found.is_empty() {
-                    Err(NbdError::NameUnknown(host.clone()))
-                } else {
-                    Ok(Place::Tcp(found))
-                }
-            }
+            Server::Tcp { host, port } => Ok(Place::Tcp(Host::of(host, *port)?)),
         }
     }
 
     fn connect(&self, deadline: Instant) -> Result<OwnedFd, NbdError> {
         match self {
             Place::Unix(path) => connect_unix(path, deadline).map_err(unreachable),
-            Place::Tcp(addresses) => {
-                let mut failed = None;
-                for address in addresses {
-                    let left = deadline.saturating_duration_since(Instant::now());
+            Place::Tcp(host) => {
+                let (mut failed, addresses) = (None, host.addresses());
+                for (address, others) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
+                    // One that does not answer leaves time for those that follow.
+                    let left = deadline.saturating_duration_since(Instant::now()) / others;
                     if left.is_zero() {
                         break;
                     }
