@@ -125,7 +125,7 @@ impl From<io::Error> for NbdError {
 }
 
 /// The text of an error without Rust's own words.
-fn words(error: &io::Error) -> String {
+pub(super) fn words(error: &io::Error) -> String {
     let text = error.to_string();
     let plain = text.split(" (os error").next().unwrap_or(&text);
     let mut letters = plain.chars();

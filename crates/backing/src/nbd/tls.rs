@@ -8,12 +8,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, Error, RootCertStore};
 
 use super::config::Tls;
-use super::error::NbdError;
+use super::error::{NbdError, words};
 
 /// Where systems keep the certificates that they trust.
 const SYSTEM_CERTIFICATES: [&str; 3] =
@@ -29,18 +29,20 @@ pub(super) struct Terms {
 impl Terms {
     pub(super) fn of(tls: &Tls) -> Result<Terms, NbdError> {
         let name = ServerName::try_from(tls.name.clone())
-            .map_err(|_| told(format!("{:?} is not a name that a certificate can have", tls.name)))?;
+            .map_err(|_| told(format!("no certificate is for {:?}: give ?tls-hostname=NAME", tls.name)))?;
         let mut trusted = RootCertStore::empty();
         match &tls.cacert {
             Some(path) => {
                 for certificate in certificates(path)? {
-                    trusted.add(certificate).map_err(|e| told(format!("{}: {e}", path.display())))?;
+                    trusted.add(certificate).map_err(|e| {
+                        told(format!("{} is no authority's certificate ({e}): name another", path.display()))
+                    })?;
                 }
             }
             None => {
                 let there = SYSTEM_CERTIFICATES.iter().map(Path::new).find(|path| path.exists());
                 let there =
-                    there.ok_or_else(|| told("no certificates are trusted here: give cacert=".into()))?;
+                    there.ok_or_else(|| told("no certificates are trusted here: give cacert=FILE".into()))?;
                 trusted.add_parsable_certificates(certificates(there)?);
             }
         }
@@ -53,9 +55,10 @@ impl Terms {
             (None, None) => builder.with_no_client_auth(),
             (Some(cert), Some(key)) => {
                 let own = PrivateKeyDer::from_pem_file(key).map_err(|e| unread(key, &e))?;
-                builder
-                    .with_client_auth_cert(certificates(cert)?, own)
-                    .map_err(|e| told(format!("{} and {} do not fit: {e}", cert.display(), key.display())))?
+                builder.with_client_auth_cert(certificates(cert)?, own).map_err(|e| {
+                    let (cert, key) = (cert.display(), key.display());
+                    told(format!("{cert} and {key} do not fit ({e}): name the key of the certificate"))
+                })?
             }
             _ => return Err(told("cert= and key= are given together".into())),
         };
@@ -71,13 +74,18 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, NbdError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
     let found = read.map_err(|e| unread(path, &e))?;
     if found.is_empty() {
-        return Err(told(format!("{} holds no certificate in PEM form", path.display())));
+        return Err(told(format!("{} holds no certificate in PEM form: name one that does", path.display())));
     }
     Ok(found)
 }
 
-fn unread(path: &Path, error: &rustls::pki_types::pem::Error) -> NbdError {
-    told(format!("{} cannot be used, a PEM file is wanted: {error}", path.display()))
+fn unread(path: &Path, error: &pem::Error) -> NbdError {
+    let why = match error {
+        pem::Error::Io(error) => words(error),
+        pem::Error::NoItemsFound => "there is none in it".to_owned(),
+        other => other.to_string(),
+    };
+    told(format!("{} cannot be used, a certificate or key in PEM form is wanted: {why}", path.display()))
 }
 
 fn told(text: String) -> NbdError {
@@ -90,34 +98,74 @@ pub(super) fn no_reason() -> NbdError {
 }
 
 const NOT_ACCEPTED: &str =
-    "the server does not accept us: give a certificate that it trusts with cert= and key=";
+    "the server does not accept us: give a certificate that it trusts with cert=FILE and key=FILE";
 
 /// What an error of TLS means for whoever named the server.
 pub(super) fn meaning(error: &Error) -> NbdError {
     use AlertDescription as Alert;
-    use CertificateError as Cert;
     told(match error {
-        Error::InvalidCertificate(Cert::UnknownIssuer | Cert::BadSignature) => {
-            "the server's certificate is by nobody who is trusted here: name its authority with cacert="
-                .into()
-        }
-        Error::InvalidCertificate(Cert::NotValidForName | Cert::NotValidForNameContext { .. }) => {
-            "the server's certificate is for another name: name the host as it does, or give tls-hostname="
-                .into()
-        }
-        Error::InvalidCertificate(Cert::Expired | Cert::ExpiredContext { .. }) => {
-            "the server's certificate has expired: give the server a new one".into()
-        }
-        Error::InvalidCertificate(why) => format!("the server's certificate is not valid: {why}"),
+        Error::InvalidCertificate(why) => format!("the server's certificate {}", fault_of(why)),
         Error::AlertReceived(
             Alert::CertificateRequired
             | Alert::BadCertificate
             | Alert::UnknownCA
             | Alert::CertificateUnknown
             | Alert::CertificateExpired
-            | Alert::AccessDenied
-            | Alert::HandshakeFailure,
+            | Alert::AccessDenied,
         ) => NOT_ACCEPTED.into(),
-        other => format!("no TLS with this server: {other}"),
+        Error::AlertReceived(Alert::HandshakeFailure) => {
+            "the server and we know no way to encrypt in common: it may want a certificate (cert=FILE and \
+             key=FILE), or a shared key (then by stunnel, and its socket here)"
+                .into()
+        }
+        other => format!("no TLS with this server ({other}): let it offer TLS 1.2 or 1.3 by a certificate"),
     })
+}
+
+/// What is wrong with the server's certificate, and what mends that.
+fn fault_of(why: &CertificateError) -> String {
+    use CertificateError as Cert;
+    match why {
+        Cert::UnknownIssuer | Cert::BadSignature => {
+            "is by nobody who is trusted here: name its authority, or itself if it is self-signed, with \
+             cacert=FILE"
+                .into()
+        }
+        Cert::NotValidForNameContext { expected, presented } => {
+            let (wanted, has) = (expected.to_str(), presented.iter().map(|name| plain(name)));
+            match has.collect::<Vec<_>>().join(", ") {
+                none if none.is_empty() => {
+                    format!("names no host: give the server one for {wanted} (subjectAltName)")
+                }
+                names => format!(
+                    "is for {names} and not for {wanted}: name the host so, or give ?tls-hostname=NAME after \
+                     the address"
+                ),
+            }
+        }
+        Cert::Expired | Cert::ExpiredContext { .. } => "has expired: give the server a new one".into(),
+        Cert::NotValidYet | Cert::NotValidYetContext { .. } => {
+            "is not valid yet: set the clock here, or give the server another one".into()
+        }
+        Cert::InvalidPurpose | Cert::InvalidPurposeContext { .. } => {
+            "is not for servers: give the server one with extendedKeyUsage=serverAuth".into()
+        }
+        // webpki's own words, which rustls does not have.
+        other => match format!("{other:?}") {
+            text if text.contains("CaUsedAsEndEntity") => {
+                "is an authority's own (CA:TRUE), as openssl req -x509 makes it: give the server one with \
+                 basicConstraints=CA:FALSE, and name that or its authority with cacert=FILE"
+                    .into()
+            }
+            text if text.contains("UnsupportedCertVersion") => {
+                "is of an old form: give the server one of version 3, with its host as subjectAltName".into()
+            }
+            _ => format!("cannot be used ({other}): give the server another one"),
+        },
+    }
+}
+
+/// The name alone, of `DnsName("name")` or `IpAddress(address)`.
+fn plain(name: &str) -> &str {
+    name.split_once('(').map_or(name, |(_, rest)| rest.trim_end_matches(')')).trim_matches('"')
 }
