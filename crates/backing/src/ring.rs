@@ -183,11 +183,22 @@ pub(crate) struct ReadRun {
     pub(crate) pages: usize,
     /// How it went.
     pub(crate) end: RunEnd,
+    /// The server of two that was asked for it last; and a bit for each whose bytes were not those written.
+    pub(crate) from: u8,
+    pub(crate) wrong: u8,
 }
 
 impl ReadRun {
     pub(crate) fn new(offset_bytes: u64, first: usize, pages: usize) -> ReadRun {
-        ReadRun { offset_bytes, first, pages, end: RunEnd { done_bytes: 0, errno: None } }
+        let end = RunEnd { done_bytes: 0, errno: None };
+        ReadRun { offset_bytes, first, pages, end, from: 0, wrong: 0 }
+    }
+
+    /// Its page with this number, as a run of its own that is still to be read.
+    pub(crate) fn page(&self, number: usize) -> ReadRun {
+        let offset_bytes = self.offset_bytes + (number * PAGE_SIZE) as u64;
+        let page = ReadRun::new(offset_bytes, self.first + number, 1);
+        ReadRun { from: self.from, wrong: self.wrong, ..page }
     }
 
     /// Nothing of it is to be read any more.
@@ -206,8 +217,7 @@ pub(crate) fn split_failed(runs: &mut Vec<ReadRun>) -> u64 {
     let mut alone: Vec<ReadRun> = Vec::new();
     for run in runs.iter_mut().filter(has_failed) {
         let came = run.end.done_bytes / PAGE_SIZE;
-        let page = |i| ReadRun::new(run.offset_bytes + (i * PAGE_SIZE) as u64, run.first + i, 1);
-        alone.extend((came..run.pages).map(page));
+        alone.extend((came..run.pages).map(|number| run.page(number)));
         run.pages = came;
         run.end.errno = None;
     }

@@ -334,6 +334,62 @@ fn one_server_of_two_may_be_lost() {
     (400..500).for_each(|slot| assert_eq!(read(&device, slot, 6), Ok(())));
 }
 
+/// Pages that one of them has wrong come from the other one, and are put right.
+#[test]
+fn a_page_that_one_server_of_two_has_wrong() {
+    let dirs = [Dir::new(), Dir::new()];
+    let disks = [0, 1].map(|at| dirs[at].file(64 << 20));
+    let start_one = |at: usize| Nbdkit::start(&dirs[at], &["file", &disks[at]]);
+    let Some(first) = start_one(0) else { return };
+    let mut servers = [first, start_one(1).unwrap()];
+    let mirror = Some(config(&servers[1].socket).target);
+    let timeout = Duration::from_millis(1500);
+    let device = FileBacking::on_export(NbdConfig { mirror, timeout, ..config(&servers[0].socket) }).unwrap();
+    fill(&device);
+    let written = std::fs::read(&disks[0]).unwrap();
+    assert!(written == std::fs::read(&disks[1]).unwrap());
+    // In place: the server has it open.
+    let alter = |at: usize, slots: std::ops::Range<u64>| {
+        let disk = std::fs::OpenOptions::new().write(true).open(&disks[at]).unwrap();
+        let wrong = vec![0x55; (slots.end - slots.start) as usize * 4096];
+        std::os::unix::fs::FileExt::write_all_at(&disk, &wrong, slots.start * 4096).unwrap();
+    };
+    alter(0, 5..15);
+    alter(0, 100..101);
+    // Some of a request are wrong, and some are not.
+    let slots: Vec<SlotIndex> = (1..40).map(SlotIndex).collect();
+    let request = ReadRequest { token: 7, slots, buf: page_buf(39), is_awaited: true };
+    let mut done = Vec::new();
+    match device.read(QUEUE, request) {
+        ReadStart::Done(now) => done.push(now),
+        ReadStart::Pending => until("the read ends", || {
+            device.reap(QUEUE, &mut done);
+            !done.is_empty()
+        }),
+    }
+    assert_eq!(done[0].results, vec![Ok(()); 39]);
+    assert!((1..40).zip(done[0].buf.iter()).all(|(slot, found)| found.0 == page(slot, 0).0));
+    until("they are put right", || {
+        (1..PAGES).for_each(|slot| assert_eq!(read(&device, slot, 0), Ok(()), "slot {slot}"));
+        std::fs::read(&disks[0]).unwrap()[4096..] == written[4096..]
+    });
+    let wrong_pages = |at: usize| device.links()[at].wrong_pages;
+    assert!(wrong_pages(0) >= 11 && wrong_pages(1) == 0, "{:?}", device.links());
+    until("it has all pages", || states(&device) == [LinkState::On; 2]);
+    // It is lost if both have it wrong.
+    (alter(0, 20..21), alter(1, 20..21));
+    assert_eq!(read(&device, 20, 0), Err(BackingError::Checksum));
+    assert!(wrong_pages(1) > 0);
+    // And if the other one is away, once it has been so for too long.
+    alter(0, 30..31);
+    servers[1].kill();
+    until("it is lost", || match read(&device, 30, 0) {
+        Err(BackingError::Short(_)) => false,
+        result => result == Err(BackingError::Checksum),
+    });
+    assert!(device.links()[1].state == LinkState::Lost && read(&device, 31, 0) == Ok(()));
+}
+
 /// A read is not late for longer than it takes to ask the other one.
 #[test]
 fn a_server_that_is_slow_is_not_waited_for_if_there_is_another() {

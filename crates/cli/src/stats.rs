@@ -228,6 +228,11 @@ pub fn of_server(link: &Link) -> Vec<Stat> {
         sum("device_server_sent_bytes", link.sent_bytes, "bytes that were sent to it"),
         sum("device_server_received_bytes", link.received_bytes, "bytes that came from it"),
         sum("device_server_reconnects", link.reconnects, "times that it was connected to again"),
+        sum(
+            "device_server_wrong_pages",
+            link.wrong_pages,
+            "pages that came from it as something else than was written there",
+        ),
     ];
     let help = "the median time of the last reads of one page";
     stats.extend(link.round_trip_us.map(|us| now("device_server_round_trip_us", us, help)));

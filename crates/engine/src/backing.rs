@@ -187,6 +187,8 @@ pub struct Link {
     pub received_bytes: u64,
     /// It has come back so often.
     pub reconnects: u64,
+    /// Pages that came from it as something else than was written there.
+    pub wrong_pages: u64,
     /// It is back, and has lost what it held.
     pub is_empty: bool,
 }

@@ -51,6 +51,14 @@ impl TableBytes {
     }
 }
 
+/// Who waits for pages of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitForDevice {
+    /// Address spaces with such faults.
+    pub programs: usize,
+    pub faults: usize,
+}
+
 pub struct Engine {
     pub(crate) swap: Swap,
     pub(crate) reads: Reads<FillJob>,
@@ -229,6 +237,21 @@ impl Engine {
     /// Is a read under way on this queue?
     pub fn reads(&self, queue: QueueId) -> bool {
         self.reads.has_some(queue)
+    }
+
+    /// Who waits for reads of this device?
+    pub fn who_waits_for(&self, device: &Device) -> WaitForDevice {
+        let place = self.devices().iter().position(|other| std::ptr::eq(other, device));
+        let (mut spaces, mut faults) = (Vec::new(), 0);
+        self.reads.each(|job| {
+            if job.cause.is_awaited() && Some(usize::from(job.pages[0].device())) == place {
+                spaces.push(job.space.id);
+                faults += 1;
+            }
+        });
+        spaces.sort_unstable();
+        spaces.dedup();
+        WaitForDevice { programs: spaces.len(), faults }
     }
 
     /// A read has finished that was `Outcome::Pending`.

@@ -21,12 +21,40 @@ pub struct DeviceErrors {
     read: Mutex<First>,
     write: Mutex<First>,
     short: Mutex<First>,
-    /// Each server's state when it was last told, and how often it had come back.
-    links: Mutex<Vec<(LinkState, u64)>>,
+    links: Mutex<Vec<ToldLink>>,
     failed_in_a_row: AtomicU32,
     /// The last write that failed did so because the machine was short of something.
     last_was_short: AtomicBool,
 }
+
+/// What was last told of a server.
+#[derive(Clone, Copy)]
+struct ToldLink {
+    state: LinkState,
+    /// How often it had come back.
+    reconnects: u64,
+    /// That it is away is told again once it has lasted so long.
+    away_again_ms: u64,
+    had_wrong: bool,
+}
+
+/// News of a server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkNews {
+    /// Its state is another one than the one that was last told, which was this.
+    Was(LinkState),
+    /// It is away as it was when that was last told.
+    StillAway,
+    /// A page came from it as something else than was written there, for the first time.
+    WrongPage,
+}
+
+/// That a server is away is told once more after so long, then after twice as long each time, ...
+const AWAY_AGAIN_MS: u64 = 5_000;
+/// ... and at least so often.
+const AWAY_AGAIN_MAX_MS: u64 = 60_000;
+/// A server that was there all the time may lack some pages for so long without a word.
+const LACKS_SOME_MS: u64 = 2_000;
 
 #[derive(Default)]
 struct First {
@@ -41,6 +69,39 @@ impl First {
     fn tell(&mut self) -> Option<BackingError> {
         let told = std::mem::replace(&mut self.told, self.error.is_some());
         self.error.clone().filter(|_| !told)
+    }
+}
+
+impl Default for ToldLink {
+    fn default() -> ToldLink {
+        ToldLink { state: LinkState::On, reconnects: 0, away_again_ms: AWAY_AGAIN_MS, had_wrong: false }
+    }
+}
+
+impl ToldLink {
+    fn tell(&mut self, link: &Link) -> [Option<LinkNews>; 2] {
+        let has_wrong = link.wrong_pages > 0;
+        let first_wrong = has_wrong && !std::mem::replace(&mut self.had_wrong, has_wrong);
+        [self.tell_state(link), first_wrong.then_some(LinkNews::WrongPage)]
+    }
+
+    fn tell_state(&mut self, link: &Link) -> Option<LinkNews> {
+        let was = self.state;
+        let is_same = (link.state, link.reconnects) == (was, self.reconnects);
+        let was_there = was == LinkState::On && link.reconnects == self.reconnects;
+        if was_there && link.state == LinkState::Filling && link.since_ms < LACKS_SOME_MS {
+            return None;
+        }
+        (self.state, self.reconnects) = (link.state, link.reconnects);
+        if !is_same {
+            self.away_again_ms = AWAY_AGAIN_MS;
+            return Some(LinkNews::Was(was));
+        }
+        if link.state != LinkState::Away || link.since_ms < self.away_again_ms {
+            return None;
+        }
+        self.away_again_ms = link.since_ms + link.since_ms.min(AWAY_AGAIN_MAX_MS);
+        Some(LinkNews::StillAway)
     }
 }
 
@@ -93,15 +154,13 @@ impl DeviceErrors {
         lock(&self.write).tell()
     }
 
-    /// The servers of which there is news, by their numbers. That one is there is none at first.
-    pub fn tell_links(&self, links: &[Link]) -> Vec<usize> {
-        let mut told = lock(&self.links);
-        told.resize(links.len(), (LinkState::On, 0));
-        let changed = |(at, link): (usize, &Link)| {
-            let now = (link.state, link.reconnects);
-            (std::mem::replace(&mut told[at], now) != now).then_some(at)
-        };
-        links.iter().enumerate().filter_map(changed).collect()
+    /// The news of servers, with their numbers. That one is there is none at first.
+    pub fn tell_links(&self, links: &[Link]) -> Vec<(usize, LinkNews)> {
+        let mut all = lock(&self.links);
+        all.resize(links.len(), ToldLink::default());
+        let told = all.iter_mut().zip(links).enumerate();
+        told.flat_map(|(at, (told, link))| told.tell(link).into_iter().flatten().map(move |news| (at, news)))
+            .collect()
     }
 
     /// What the machine was first short of, once.
@@ -139,6 +198,37 @@ mod tests {
         errors.note_written();
         errors.note_write(&BackingError::Short(12));
         assert!(!errors.is_short());
+    }
+
+    #[test]
+    fn a_server_is_told_when_it_goes_while_it_is_away_and_when_it_is_back() {
+        let errors = DeviceErrors::default();
+        let link = |state, since_s: u64, reconnects| Link {
+            state,
+            since_ms: since_s * 1000,
+            round_trip_us: None,
+            sent_bytes: 0,
+            received_bytes: 0,
+            reconnects,
+            wrong_pages: 0,
+            is_empty: false,
+        };
+        let tell = |links: &[Link]| errors.tell_links(links);
+        let (on, away, filling) = (LinkState::On, LinkState::Away, LinkState::Filling);
+        assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 0)]), []);
+        let told_at = |seconds: &u64| !tell(&[link(on, 0, 0), link(away, *seconds, 0)]).is_empty();
+        let told: Vec<u64> = (0..200).filter(told_at).collect();
+        assert_eq!(told, [0, 5, 10, 20, 40, 80, 140]);
+        let back = (1, LinkNews::Was(away));
+        assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 1)]), [back]);
+        assert_eq!(tell(&[link(on, 0, 0), link(on, 9, 1)]), []);
+        assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 2)]), [(1, LinkNews::Was(on))], "in between");
+        // Some pages that one lacks for a moment are nobody's concern.
+        assert_eq!(tell(&[link(filling, 1, 0), link(filling, 0, 3)]), [(1, LinkNews::Was(on))]);
+        assert_eq!(tell(&[link(filling, 2, 0), link(on, 0, 3)]).len(), 2);
+        let wrong = Link { wrong_pages: 1, ..link(filling, 9, 0) };
+        assert_eq!(tell(&[wrong, link(on, 0, 3)]), [(0, LinkNews::WrongPage)]);
+        assert_eq!(tell(&[Link { wrong_pages: 2, ..wrong }, link(on, 0, 3)]), []);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl<Job> Reads<Job> {
         token
     }
 
-    /// For the checker.
+    /// All that are under way.
     pub fn each(&self, mut visit: impl FnMut(&Job)) {
         self.parts.iter().for_each(|part| lock(part).jobs.values().for_each(&mut visit));
     }

@@ -466,28 +466,41 @@ impl FileBacking {
         }
         match self.store.read(queue, op, is_awaited) {
             None => ReadStart::Pending,
-            Some(op) => ReadStart::Done(self.finish(op)),
+            Some(op) => self.finish(queue, op).map_or(ReadStart::Pending, ReadStart::Done),
         }
     }
 
-    /// Verify what came from the device.
-    fn finish(&self, op: ReadOp<Reading>) -> ReadDone {
-        let ReadOp { tag: Reading { token, slots, mut results, is_awaited }, mut buf, runs } = op;
-        if is_awaited {
-            lock(&self.read_time).end(Instant::now(), runs.len() as u64);
-        }
-        for run in runs {
+    /// Verify what came from the device. None: some of it is something else than was written, and another
+    /// server is asked for that.
+    fn finish(&self, queue: QueueId, mut op: ReadOp<Reading>) -> Option<ReadDone> {
+        let mut wrong: Vec<ReadRun> = Vec::new();
+        let requests = op.runs.len() as u64;
+        for run in std::mem::take(&mut op.runs) {
             let first = (run.offset_bytes / PAGE_SIZE as u64) as u32;
             for page in 0..run.pages {
                 let index = run.first + page;
-                results[index] = if (page + 1) * PAGE_SIZE > run.end.done_bytes {
+                let result = if (page + 1) * PAGE_SIZE > run.end.done_bytes {
                     Err(io::failed(run.end.error()))
                 } else {
-                    self.as_written(SlotIndex(first + page as u32), &mut buf[index])
+                    self.as_written(SlotIndex(first + page as u32), &mut op.buf[index])
                 };
+                match &result {
+                    Err(BackingError::Checksum) => wrong.push(run.page(page)),
+                    Ok(()) if run.wrong > 0 => self.store.mend(&run),
+                    _ => {}
+                }
+                op.tag.results[index] = result;
             }
         }
-        ReadDone { token, slots, buf, results }
+        let is_awaited = op.tag.is_awaited;
+        if !wrong.is_empty() {
+            op = self.store.read_again(queue, ReadOp { runs: wrong, ..op }, is_awaited)?;
+        }
+        if is_awaited {
+            lock(&self.read_time).end(Instant::now(), requests);
+        }
+        let ReadOp { tag: Reading { token, slots, results, .. }, buf, .. } = op;
+        Some(ReadDone { token, slots, buf, results })
     }
 
     /// The page that was written, from what the device returned.
@@ -547,7 +560,7 @@ impl Backing for FileBacking {
     }
 
     fn reap(&self, queue: QueueId, done: &mut Vec<ReadDone>) {
-        done.extend(self.store.reap(queue).into_iter().map(|op| self.finish(op)));
+        done.extend(self.store.reap(queue).into_iter().filter_map(|op| self.finish(queue, op)));
     }
 
     fn poll_fd(&self, queue: QueueId) -> std::io::Result<Option<OwnedFd>> {

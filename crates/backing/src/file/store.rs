@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::io::Queues;
 use super::medium::Medium;
 use crate::nbd::Remote;
-use crate::ring::{ReadOp, RunEnd, WriteRun};
+use crate::ring::{ReadOp, ReadRun, RunEnd, WriteRun};
 
 /// As far as `space.rs` has to know it.
 pub(super) trait Room {
@@ -82,6 +82,27 @@ impl<Tag: Default + Send> Store<Tag> {
         match self {
             Store::Medium(queues, medium) => queues.read(queue, medium.as_fd(), op),
             Store::Remote(remote) => remote.read(queue, op, is_awaited),
+        }
+    }
+
+    /// The runs, a page each, came as something else than was written there: another server is asked. If
+    /// there is none, `op` comes back.
+    pub(super) fn read_again(
+        &self,
+        queue: QueueId,
+        op: ReadOp<Tag>,
+        is_awaited: bool,
+    ) -> Option<ReadOp<Tag>> {
+        match self {
+            Store::Medium(..) => Some(op),
+            Store::Remote(remote) => remote.read_again(queue, op, is_awaited),
+        }
+    }
+
+    /// The run has come as it was written, from the second server that was asked.
+    pub(super) fn mend(&self, run: &ReadRun) {
+        if let Store::Remote(remote) = self {
+            remote.mend(run);
         }
     }
 

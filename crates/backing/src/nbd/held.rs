@@ -3,7 +3,8 @@
 //! What it does not do: know what is in use, or change anything on a server.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::arena::ZeroTable;
 
@@ -11,14 +12,14 @@ use crate::arena::ZeroTable;
 pub(super) struct Held {
     table: ZeroTable,
     words: usize,
-    /// It may lack pages that the other one has.
-    lacks_some: AtomicBool,
+    /// It may lack pages that the other one has, from this time on, in ms, and 1 more. 0: it lacks none.
+    lacks_since: AtomicU64,
 }
 
 impl Held {
     pub(super) fn new(pages: u32) -> io::Result<Held> {
         let words = (pages as usize).div_ceil(64);
-        Ok(Held { table: ZeroTable::new(words * 8)?, words, lacks_some: AtomicBool::new(false) })
+        Ok(Held { table: ZeroTable::new(words * 8)?, words, lacks_since: AtomicU64::new(0) })
     }
 
     pub(super) fn has(&self, page: u32) -> bool {
@@ -36,21 +37,32 @@ impl Held {
     }
 
     /// It has come back empty.
-    pub(super) fn clear(&self) {
+    pub(super) fn clear(&self, now: Duration) {
         for word in 0..self.words {
             if self.table.word(word).load(Ordering::Acquire) != 0 {
                 self.table.word_to_write(word).store(0, Ordering::Release);
             }
         }
-        self.set_lacks_some(true);
+        self.note_lacks(now);
     }
 
     pub(super) fn lacks_some(&self) -> bool {
-        self.lacks_some.load(Ordering::Acquire)
+        self.lacks_since.load(Ordering::Acquire) > 0
     }
 
-    pub(super) fn set_lacks_some(&self, lacks: bool) {
-        self.lacks_some.store(lacks, Ordering::Release);
+    /// For how long.
+    pub(super) fn lacks_for(&self, now: Duration) -> Duration {
+        let since = Duration::from_millis(self.lacks_since.load(Ordering::Acquire).saturating_sub(1));
+        now.saturating_sub(since)
+    }
+
+    pub(super) fn note_lacks(&self, now: Duration) {
+        let since = now.as_millis() as u64 + 1;
+        let _ = self.lacks_since.compare_exchange(0, since, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    pub(super) fn note_whole(&self) {
+        self.lacks_since.store(0, Ordering::Release);
     }
 
     /// The next pages in a row, `pages_max` at most, that `other` has and this one lacks.
@@ -99,7 +111,11 @@ mod tests {
             from = first + pages;
         }
         assert_eq!(found, [(5, 1), (7, 1), (63, 2), (65, 1), (299, 1)]);
-        one.clear();
-        assert!(!one.has(6) && one.lacks_some());
+        let seconds = Duration::from_secs;
+        one.clear(seconds(3));
+        one.note_lacks(seconds(5));
+        assert!(!one.has(6) && one.lacks_some() && one.lacks_for(seconds(9)) == seconds(6));
+        one.note_whole();
+        assert!(!one.lacks_some());
     }
 }

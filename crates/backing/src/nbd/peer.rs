@@ -125,7 +125,7 @@ pub(super) struct Common {
 }
 
 impl Common {
-    fn now(&self) -> Duration {
+    pub(super) fn now(&self) -> Duration {
         self.begun.elapsed()
     }
 }
@@ -156,6 +156,8 @@ pub(super) struct Peer<Tag> {
     generation: AtomicU64,
     trips_us: [AtomicU32; TRIPS],
     trips: AtomicU64,
+    /// Pages that came as something else than was written.
+    wrong_pages: AtomicU64,
 }
 
 /// A thread's writes, in pieces.
@@ -226,6 +228,7 @@ impl<Tag: Send> Peer<Tag> {
             generation: AtomicU64::new(0),
             trips_us: std::array::from_fn(|_| AtomicU32::new(0)),
             trips: AtomicU64::new(0),
+            wrong_pages: AtomicU64::new(0),
         };
         Ok((peer, streams))
     }
@@ -284,6 +287,7 @@ impl<Tag: Send> Peer<Tag> {
             sent_bytes,
             received_bytes,
             reconnects,
+            wrong_pages: self.wrong_pages.load(Ordering::Relaxed),
             is_empty,
         }
     }
@@ -295,6 +299,10 @@ impl<Tag: Send> Peer<Tag> {
 
     pub(super) fn read_requests(&self) -> u64 {
         self.lines.iter().map(|line| lock(line).read_requests).sum()
+    }
+
+    pub(super) fn note_wrong(&self) {
+        self.wrong_pages.fetch_add(1, Ordering::Relaxed);
     }
 
     fn note_trip(&self, begun: Instant) {

@@ -10,8 +10,9 @@
 //! thread has received or given up.
 //!
 //! *Two servers* have the same pages. Each write goes to both, and is done when both have it, or one has and
-//! the other is away. `held.rs` knows what each one has; a read that fails at one is asked from the other.
-//! What a server lacks that is back is copied to it, while nobody writes.
+//! the other is away. `held.rs` knows what each one has; a read that fails at one is asked from the other,
+//! and so is a page that came as something else than was written there (`read_again`). A server that is back,
+//! or has had a page wrong, gets what it lacks copied, while nobody writes.
 //!
 //! What it does not do: know slots, or what is in a page.
 
@@ -73,6 +74,13 @@ struct Mirror {
     held: [Held; 2],
     /// Held by whoever writes, alone by whoever copies: a page that is being copied is not written.
     copying: RwLock<()>,
+}
+
+impl Mirror {
+    /// Is the page of this run worth asking this server for?
+    fn has(&self, at: usize, run: &ReadRun, page: u32) -> bool {
+        self.held[at].has(page) && run.wrong >> at & 1 == 0
+    }
 }
 
 struct Queue<Tag> {
@@ -161,7 +169,7 @@ impl<Tag: Default + Send> Owner<Tag> for Shared<Tag> {
 
     fn came_back_empty(&self, peer: usize) {
         if let Some(mirror) = &self.mirror {
-            mirror.held[peer].clear();
+            mirror.held[peer].clear(self.common.now());
         }
     }
 }
@@ -198,8 +206,8 @@ impl<Tag: Default + Send> Shared<Tag> {
             return None;
         };
         let has_some = |at: usize, op: &ReadOp<Tag>| {
-            let pages = op.runs.iter().filter(|run| !run.is_over()).flat_map(pages_of_run);
-            pages.into_iter().any(|page| mirror.held[at].has(page))
+            let mut runs = op.runs.iter().filter(|run| !run.is_over());
+            runs.any(|run| pages_of_run(run).any(|page| mirror.has(at, run, page)))
         };
         let waits_for = |door: Door| match door {
             Door::Open => Some(0),
@@ -213,15 +221,17 @@ impl<Tag: Default + Send> Shared<Tag> {
         reading.asked |= 1 << at;
         // What this one lacks fails here, and is asked from the other one.
         let runs = std::mem::take(&mut reading.op.runs);
-        for run in runs {
-            if run.is_over() || pages_of_run(&run).all(|page| mirror.held[at].has(page)) {
+        for mut run in runs {
+            if !run.is_over() {
+                run.from = at as u8;
+            }
+            if run.is_over() || pages_of_run(&run).all(|page| mirror.has(at, &run, page)) {
                 reading.op.runs.push(run);
                 continue;
             }
-            for index in 0..run.pages {
-                let offset_bytes = run.offset_bytes + (index * PAGE_SIZE) as u64;
-                let mut page = ReadRun::new(offset_bytes, run.first + index, 1);
-                if !mirror.held[at].has((offset_bytes / PAGE_SIZE as u64) as u32) {
+            for (number, place) in pages_of_run(&run).enumerate() {
+                let mut page = run.page(number);
+                if !mirror.has(at, &run, place) {
                     page.end = ended(Errno::AGAIN);
                 }
                 reading.op.runs.push(page);
@@ -261,7 +271,7 @@ impl<Tag: Default + Send> Shared<Tag> {
                 for at in 0..2 {
                     mirror.held[at].set(first + page as u32, has[at]);
                     if has[1 - at] && !has[at] {
-                        mirror.held[at].set_lacks_some(true);
+                        mirror.held[at].note_lacks(self.common.now());
                     }
                 }
             }
@@ -318,9 +328,9 @@ impl<Tag: Default + Send> Shared<Tag> {
             }
             (first..from).for_each(|page| mirror.held[at].set(page, true));
         }
-        mirror.held[at].set_lacks_some(false);
+        mirror.held[at].note_whole();
         if mirror.held[at].next_lacking(&mirror.held[1 - at], 1, 1).is_some() {
-            mirror.held[at].set_lacks_some(true);
+            mirror.held[at].note_lacks(self.common.now());
         }
         true
     }
@@ -428,6 +438,7 @@ impl<Tag: Default + Send + 'static> Remote<Tag> {
         for (link, held) in links.iter_mut().zip(mirror.iter().flat_map(|mirror| &mirror.held)) {
             if link.state == LinkState::On && held.lacks_some() {
                 link.state = LinkState::Filling;
+                link.since_ms = held.lacks_for(common.now()).as_millis() as u64;
             }
         }
         links
@@ -510,6 +521,39 @@ impl<Tag: Default + Send + 'static> Remote<Tag> {
             op.runs.iter_mut().for_each(|run| run.end = ended(errno));
             op
         })
+    }
+
+    /// The runs, a page each, came as something else than was written there: the other server is asked. If
+    /// there is none, `op` comes back.
+    pub(crate) fn read_again(
+        &self,
+        queue: QueueId,
+        mut op: ReadOp<Tag>,
+        is_awaited: bool,
+    ) -> Option<ReadOp<Tag>> {
+        let Shared { common, peers, mirror, .. } = &*self.shared;
+        for run in &mut op.runs {
+            peers[usize::from(run.from)].note_wrong();
+            run.wrong |= 1 << run.from;
+        }
+        if mirror.is_none() || common.ends.load(Ordering::Acquire) {
+            return Some(op);
+        }
+        // The first one is not asked once more where the other one is late.
+        let asked = op.runs.iter().fold(u8::MAX, |all, run| all & run.wrong);
+        self.shared.begin(Reading { asked, ..reading(queue, op, is_awaited) })
+    }
+
+    /// The run came as it was written from the one server, and before that as something else from the other
+    /// one, which gets it once more.
+    pub(crate) fn mend(&self, run: &ReadRun) {
+        let Shared { common, mirror, .. } = &*self.shared;
+        if let Some(mirror) = mirror {
+            for at in (0..2).filter(|at| run.wrong >> at & 1 == 1) {
+                pages_of_run(run).for_each(|page| mirror.held[at].set(page, false));
+                mirror.held[at].note_lacks(common.now());
+            }
+        }
     }
 
     /// Reads that have ended.

@@ -2,15 +2,18 @@
 //! that a device is on. The statistics count them all.
 
 use memspill_engine::backing::{Link, LinkState};
-use memspill_engine::engine::Engine;
+use memspill_engine::engine::{Engine, WaitForDevice};
+use memspill_engine::errors::LinkNews;
 
 /// Called now and then, and at the end of the run.
 pub fn tell_device_errors(engine: &Engine) {
     for device in engine.devices().ever_added() {
         let name = &device.name;
         let links = device.backing.links();
-        for at in device.errors.tell_links(&links) {
-            eprintln!("memspill: swap device {name}: {}", news(&links, at));
+        for (at, news) in device.errors.tell_links(&links) {
+            if let Some(text) = text_of(&links, at, news, || engine.who_waits_for(device)) {
+                eprintln!("memspill: swap device {name}: {text}");
+            }
         }
         if let Some(error) = device.errors.tell_read() {
             eprintln!(
@@ -34,22 +37,64 @@ pub fn tell_device_errors(engine: &Engine) {
     }
 }
 
-/// What has become of a server.
-fn news(links: &[Link], at: usize) -> String {
+/// A line about a server, by its number.
+fn text_of(
+    links: &[Link],
+    at: usize,
+    news: LinkNews,
+    who_waits: impl Fn() -> WaitForDevice,
+) -> Option<String> {
     let who = match (links.len(), at) {
         (1, _) => "its server",
         (_, 0) => "its first server",
         _ => "its second server",
     };
     let others_have_it = links.iter().enumerate().any(|(i, link)| i != at && link.state == LinkState::On);
-    let (state, is_empty) = (links[at].state, links[at].is_empty);
-    let rest = match state {
-        LinkState::On => "is there again",
-        LinkState::Filling => "is there again, and gets what it lacks",
-        LinkState::Away | LinkState::Lost if others_have_it => "is away: the other one has all pages",
-        LinkState::Away => "does not answer: programs that need a page there wait for it",
-        LinkState::Lost if is_empty => "is back without what it held: access to a page there gets SIGBUS",
-        LinkState::Lost => "has been away for too long (timeout=): access to a page there gets SIGBUS",
+    let Link { state, since_ms, is_empty, .. } = links[at];
+    let sigbus = "access to a page there gets SIGBUS";
+    let rest = match (news, state) {
+        (LinkNews::WrongPage, _) if links.len() == 1 => {
+            "gave back something else than was written there: look at its disk and its memory".to_owned()
+        }
+        (LinkNews::WrongPage, _) => {
+            "gave back something else than was written there: such pages are taken from the other one, and \
+             written again"
+                .to_owned()
+        }
+        (LinkNews::StillAway, _) => {
+            let waiting = who_waits();
+            // Of two that are away, one says it.
+            if others_have_it || waiting.faults == 0 || links[..at].iter().any(is_away) {
+                return None;
+            }
+            format!("has not answered for {} s: {}", since_ms / 1000, words_of(&waiting))
+        }
+        (LinkNews::Was(LinkState::Filling), LinkState::On) => "has all pages again".to_owned(),
+        (LinkNews::Was(_), LinkState::On) => "is there again".to_owned(),
+        (LinkNews::Was(LinkState::On), LinkState::Filling) => {
+            "does not take all pages: the other one has them".to_owned()
+        }
+        (LinkNews::Was(_), LinkState::Filling) => "is there again, and gets what it lacks".to_owned(),
+        (_, LinkState::Away | LinkState::Lost) if others_have_it => {
+            "is away: the other one has all pages".to_owned()
+        }
+        (_, LinkState::Away) => format!("does not answer: {}", words_of(&who_waits())),
+        (_, LinkState::Lost) if is_empty => format!("is back without what it held: {sigbus}"),
+        (_, LinkState::Lost) => format!("has been away for too long (timeout=): {sigbus}"),
     };
-    format!("{who} {rest}")
+    Some(format!("{who} {rest}"))
+}
+
+fn is_away(link: &Link) -> bool {
+    link.state == LinkState::Away
+}
+
+fn words_of(waiting: &WaitForDevice) -> String {
+    let (programs, faults) = (waiting.programs, waiting.faults);
+    let faults = if faults == 1 { "1 fault".to_owned() } else { format!("{faults} faults") };
+    match programs {
+        0 => "no program waits for a page there yet".to_owned(),
+        1 => format!("1 program waits for pages there ({faults})"),
+        _ => format!("{programs} programs wait for pages there ({faults})"),
+    }
 }
