@@ -5,10 +5,10 @@ use crate::message::words;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
 use memspill_engine::backing::Link;
-use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
 use memspill_engine::group::Group;
 use memspill_engine::slots::SlotStats;
+use memspill_engine::swap::Swap;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::ctl::operator::{encryption_of, servers_of, state_of, word_of};
 use memspill_pager::ctl::thrash::would_do;
@@ -186,14 +186,15 @@ fn budget_json(point: &Point) -> Value {
     })
 }
 
-fn device_json(device: &Device) -> Value {
+fn device_json(swap: &Swap, place: usize) -> Value {
+    let device = &swap.devices[place];
     let bytes = |slots: u64| slots * PAGE_SIZE as u64;
     json!({
         "name": device.name,
         "size_bytes": bytes(device.slots.all_slots()),
         "used_bytes": bytes(device.slots.used_slots()),
         "priority": device.priority,
-        "state": state_of(device),
+        "state": state_of(swap, place),
         "encryption": encryption_of(device),
         "servers": device.backing.links().iter().map(server_json).collect::<Vec<Value>>(),
     })
@@ -207,6 +208,7 @@ fn server_json(link: &Link) -> Value {
         "sent_bytes": link.sent_bytes,
         "received_bytes": link.received_bytes,
         "reconnects": link.reconnects,
+        "wrong_pages": link.wrong_pages,
     })
 }
 
@@ -258,7 +260,8 @@ pub fn json(run: &Run, exit_code: Option<i32>) -> String {
         add(name, value.into());
     }
     let devices = run.engine.devices();
-    add("devices", devices.iter().filter(|device| !device.is_off()).map(device_json).collect());
+    let there = (0..devices.len()).filter(|place| !devices[*place].is_off());
+    add("devices", there.map(|place| device_json(run.engine.swap(), place)).collect());
     for device in devices.iter() {
         add(&format!("slots {}", device.name), format!("{:?}", device.slots.stats()).into());
     }

@@ -150,6 +150,11 @@ impl Swap {
         errors.is_failing() || errors.has_write_error() && self.unwritten.are_many(place)
     }
 
+    /// Does the device at this place get no pages, though it works?
+    pub fn is_full_for_now(&self, place: usize) -> bool {
+        self.devices[place].full.load(Ordering::Relaxed) || self.unwritten.are_many(place)
+    }
+
     fn takes_pages(&self, place: usize) -> bool {
         self.devices[place].takes_pages() && !self.unwritten.are_many(place)
     }

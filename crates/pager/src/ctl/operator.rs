@@ -23,6 +23,7 @@ use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
 use memspill_engine::backing::{AtRest, Link, LinkState, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
+use memspill_engine::swap::Swap;
 use memspill_engine::swapoff::{Step, SwapoffError};
 use memspill_engine::units::{PAGE_SIZE, Vpn};
 use rustix::fs::Uid;
@@ -130,13 +131,14 @@ fn sizes(run: &Run) -> String {
     format!("{} {} {swapped_bytes}", engine.root().limit_bytes(), engine.root().usage_bytes())
 }
 
-/// In one word.
-pub fn state_of(device: &Device) -> &'static str {
+/// In one word, of the device at this place.
+pub fn state_of(swap: &Swap, place: usize) -> &'static str {
+    let device = &swap.devices[place];
     let of_links = state_of_links(&device.backing.links());
     match device.state() {
         DeviceState::On if of_links.is_some() => of_links.unwrap_or_default(),
-        DeviceState::On if device.errors.is_failing() => "failing",
-        DeviceState::On if device.full.load(Ordering::Relaxed) => "full",
+        DeviceState::On if swap.is_failing(place) => "failing",
+        DeviceState::On if swap.is_full_for_now(place) => "full",
         DeviceState::On => "on",
         DeviceState::Leaving => "leaving",
         DeviceState::Off => "off",
@@ -191,9 +193,10 @@ pub fn encryption_of(device: &Device) -> &'static str {
 /// A table like /proc/swaps, with the state of each device, and of its servers, as its last columns.
 fn swaps(run: &Run) -> String {
     let kib = |pages: u64| pages * (PAGE_SIZE as u64 >> 10);
-    let rows = run.engine.devices().iter().map(|device| {
+    let swap = run.engine.swap();
+    let rows = run.engine.devices().iter().enumerate().map(|(place, device)| {
         let kind = device.name.split([':', '#']).next().unwrap_or_default();
-        let (state, at_rest) = (state_of(device), encryption_of(device));
+        let (state, at_rest) = (state_of(swap, place), encryption_of(device));
         let (size, used) = (kib(device.slots.all_slots()), kib(device.slots.used_slots()));
         (device, kind, size, used, at_rest, state)
     });
