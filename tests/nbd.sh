@@ -12,8 +12,8 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
 ALL=(servers fuse "${KINDS[@]/#/right-}"
-    refused tls tls-refused delay rate pause blocks odd-size one-connection no-trim errors full
-    killed restarted emptied stopped stopped-for-good interrupted link mirror ctl)
+    refused tls tls-refused moved delay rate pause blocks odd-size one-connection no-trim errors full
+    killed restarted emptied stopped stopped-for-good interrupted link mirror altered ctl)
 # Quick enough for tests/run.sh.
 SHORT=(right-nbdkit-memory restarted emptied ctl)
 option() {
@@ -50,9 +50,9 @@ until_true() {
 free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
-answers() { (: <"/dev/tcp/127.0.0.1/$1"); }
+answers() { (: <"/dev/tcp/$1/$2"); }
 
-# serve SOCKET|PORT COMMAND...: starts a server, which listens there; sets SERVER, its process.
+# serve SOCKET|PORT|HOST:PORT COMMAND...: starts a server, which listens there; sets SERVER, its process.
 SERVERS=()
 serve() {
     local place=$1
@@ -63,7 +63,8 @@ serve() {
     SERVERS+=("$SERVER")
     case $place in
     */*) until_true 10 test -S "$place" ;;
-    *) until_true 10 answers "$place" ;;
+    *:*) until_true 10 answers "${place%:*}" "${place#*:}" ;;
+    *) until_true 10 answers 127.0.0.1 "$place" ;;
     esac || { end_servers; no "$1 does not listen at $place: $(tail -n 1 "$WORK/servers.log")"; }
 }
 
@@ -173,21 +174,30 @@ case_fuse() {
 # The certificates of an authority, of its server 127.0.0.1, of a server with another name, and of a client.
 make_certificates() {
     [ ! -d tls ] || return 0
-    mkdir -p tls/server tls/other || return
+    mkdir -p tls/{server,other,own,self,old} || return
     make_certificate authority tls/ca "" && make_certificate stranger tls/stranger "" &&
         make_certificate 127.0.0.1 tls/server/server "IP:127.0.0.1,DNS:localhost" &&
         make_certificate elsewhere.example tls/other/server "DNS:elsewhere.example" &&
-        make_certificate client tls/client "DNS:client" ||
+        make_certificate client tls/client "DNS:client" &&
+        make_certificate 127.0.0.1 tls/own/server "IP:127.0.0.1" itself &&
+        make_certificate 127.0.0.1 tls/self/server "IP:127.0.0.1" authority &&
+        make_certificate 127.0.0.1 tls/old/server "IP:127.0.0.1" expired ||
         no "openssl: $(tail -n 1 openssl.log)" || return
-    cp tls/ca-cert.pem tls/server/ && cp tls/ca-cert.pem tls/other/
+    for folder in server other own self old; do cp tls/ca-cert.pem tls/$folder/ || return; done
 }
-make_certificate() { # NAME FILE NAMES-OF-A-SERVER
-    local by=(-CA tls/ca-cert.pem -CAkey tls/ca-key.pem -addext "subjectAltName=$3"
-        -addext basicConstraints=CA:FALSE)
-    [ -n "$3" ] || by=(-addext basicConstraints=critical,CA:TRUE -addext keyUsage=keyCertSign)
+make_certificate() { # NAME FILE NAMES-OF-A-SERVER [itself|authority|expired]: by ca, or by itself
+    local by=(-addext basicConstraints=critical,CA:TRUE -addext keyUsage=keyCertSign) ca=FALSE
+    [ "${4:-}" != authority ] || ca=TRUE
+    if [ -n "$3" ]; then
+        by=(-addext "subjectAltName=$3" -addext basicConstraints=CA:$ca)
+        [ -n "${4:-}" ] || by+=(-CA tls/ca-cert.pem -CAkey tls/ca-key.pem)
+    fi
     printf '[req]\ndistinguished_name = name\n[name]\n' >tls/openssl.conf # without the system's extensions
     openssl req -x509 -config tls/openssl.conf -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes \
-        -days 2 -subj "/CN=$1" -keyout "$2-key.pem" -out "$2-cert.pem" "${by[@]}" >>openssl.log 2>&1
+        -days 2 -subj "/CN=$1" -keyout "$2-key.pem" -out "$2-cert.pem" "${by[@]}" >>openssl.log 2>&1 || return
+    [ "${4:-}" = expired ] || return 0
+    openssl x509 -in "$2-cert.pem" -CA tls/ca-cert.pem -CAkey tls/ca-key.pem -CAcreateserial -days -1 \
+        -out "$2-expired.pem" >>openssl.log 2>&1 && mv "$2-expired.pem" "$2-cert.pem"
 }
 
 # begin SECONDS WORDS... [-- OPTIONS...]: the verifier with the export as its swap, in the background. WORDS
@@ -346,24 +356,57 @@ case_tls() {
     right_with 2 cacert=tls/ca-cert.pem cert=tls/client-cert.pem key=tls/client-key.pem
 }
 
+tls_with() { # FOLDER
+    start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/$1" memory $SIZE || return
+    ADDRESS=${ADDRESS/nbd:/nbds:}
+}
+
 case_tls-refused() {
     make_certificates || return
     start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" memory $SIZE || return
     local plain=$ADDRESS tls=${ADDRESS/nbd:/nbds:}
-    refuses 'nbds://' "$plain" && refuses 'ertificate' "$tls" &&
-        refuses 'ertificate' "$tls,cacert=tls/stranger-cert.pem" &&
-        refuses 'elsewhere|name' "$tls?tls-hostname=elsewhere.example,cacert=tls/ca-cert.pem" &&
-        refuses 'nothing.pem' "$tls,cacert=nothing.pem" && refuses 'PEM|pem' "$tls,cacert=out"
+    refuses 'nbds://' "$plain" && refuses 'by nobody .*cacert=FILE' "$tls" &&
+        refuses 'by nobody .*cacert=FILE' "$tls,cacert=tls/stranger-cert.pem" &&
+        refuses 'for 127.0.0.1, localhost and not for elsewhere.example: .*tls-hostname=NAME' \
+            "$tls?tls-hostname=elsewhere.example,cacert=tls/ca-cert.pem" &&
+        refuses 'nothing.pem.*no such file' "$tls,cacert=nothing.pem" &&
+        refuses 'PEM form: name one that does' "$tls,cacert=out"
+    end_servers
+    [ -z "$WHY" ] && tls_with own && refuses 'by nobody .*itself .*cacert=FILE' "$ADDRESS" &&
+        right_with 2 cacert=tls/own/server-cert.pem
+    end_servers
+    [ -z "$WHY" ] && tls_with self &&
+        refuses 'CA:TRUE.*cacert=FILE' "$ADDRESS,cacert=tls/self/server-cert.pem"
+    end_servers
+    [ -z "$WHY" ] && tls_with old && refuses 'has expired: .*new one' "$ADDRESS,cacert=tls/ca-cert.pem"
     end_servers
     [ -z "$WHY" ] && start_nbdkit tcp memory $SIZE && refuses 'nbd://' "${ADDRESS/nbd:/nbds:}"
     end_servers
-    [ -z "$WHY" ] && start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/other" memory $SIZE &&
-        refuses 'name' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
+    [ -z "$WHY" ] && tls_with other &&
+        refuses 'for elsewhere.example and not for 127.0.0.1' "$ADDRESS,cacert=tls/ca-cert.pem"
     end_servers
     [ -z "$WHY" ] && start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" --tls-verify-peer \
-        memory $SIZE && refuses 'cert=' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
+        memory $SIZE && refuses 'cert=FILE and key=FILE' "${ADDRESS/nbd:/nbds:},cacert=tls/ca-cert.pem"
     end_servers
     [ -z "$WHY" ]
+}
+
+# Its name leads to another address than before, where the server is now. (As root: another /etc/hosts.)
+case_moved() {
+    local spill=("${SPILL[@]}")
+    unshare -m true 2>/dev/null || { SKIP="no mount namespaces here"; return; }
+    local SPILL=(unshare -m sh -c 'mount --bind hosts /etc/hosts && exec "$@"' sh "${spill[@]}")
+    rm -f disk.raw && truncate -s $SIZE disk.raw
+    echo 127.0.0.1 store.test >hosts
+    where tcp ""
+    ADDRESS=nbd://store.test:$PORT/
+    serve "$PORT" nbdkit -f -i 127.0.0.1 -p "$PORT" file disk.raw || return
+    begin 6 timeout=30 && gets_going && {
+        end_server "$SERVER"
+        echo 127.0.0.2 store.test >hosts
+        serve "127.0.0.2:$PORT" nbdkit -f -i 127.0.0.2 -p "$PORT" file disk.raw && ends 60 && is_right
+    }
+    over
 }
 
 case_delay() { start_nbdkit unix --filter=delay memory $SIZE rdelay=2ms wdelay=5ms && right_with 5; }
@@ -496,9 +539,15 @@ case_stopped() {
         kill -STOP "$SERVER"
         sleep 30
         kill -CONT "$SERVER"
-        ends 30 && is_right
+        ends 30 && is_right && tells_who_waits
     }
     over
+}
+# That it is away is said now and then, with who waits; that it is back, once.
+tells_who_waits() {
+    [ "$(grep -c 'does not answer: .* wait' err) $(grep -c 'is there again' err)" = '1 1' ] &&
+        [ "$(grep -cE 'has not answered for [0-9]+ s: [0-9]+ programs? waits? .*[0-9] fault' err)" -ge 2 ] ||
+        no "it says: $(grep server err)"
 }
 
 case_stopped-for-good() {
@@ -538,7 +587,7 @@ case_link() {
         ip netns exec $space nbdkit -f -p 10809 file disk.raw >>servers.log 2>&1 &
         SERVERS+=($!)
         ADDRESS=nbd://10.213.77.2/
-        until_true 10 reaches 10.213.77.2 || { no "no server there"; break; }
+        until_true 10 answers 10.213.77.2 10809 || { no "no server there"; break; }
         begin $((up ? 6 : 15)) timeout=$((up ? 40 : 8)) prio=9 -- "${MORE[@]}" && gets_going && {
             ip link set mspill$$ down
             if [ $up = 1 ]; then
@@ -556,7 +605,6 @@ case_link() {
     ip netns del $space
     [ -z "$WHY" ]
 }
-reaches() { (: <"/dev/tcp/$1/10809"); }
 
 # One of two is lost, comes back empty and is filled; then the other is lost.
 case_mirror() {
@@ -574,6 +622,22 @@ case_mirror() {
     } && {
         end_server "$first_server"
         ends 60 && is_right
+    }
+    over
+}
+
+# Some of what one of two has is altered: no program notices.
+case_altered() {
+    local first
+    rm -f first.raw second.raw && truncate -s $SIZE first.raw second.raw
+    NAME=first start_nbdkit unix file first.raw || return
+    first=$ADDRESS
+    NAME=second start_nbdkit unix file second.raw || { over; return; }
+    begin 10 mirror="$first" && gets_going && {
+        dd if=/dev/urandom of=second.raw bs=1M seek=1 count=100 conv=notrunc status=none
+        ends 60 && is_right
+    } && {
+        [ "$(grep -c 'its first server gave back something else' err)" = 1 ] || no "nobody says so: $(<err)"
     }
     over
 }
