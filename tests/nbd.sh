@@ -448,8 +448,14 @@ case_errors() {
     local errno what
     for errno in EPERM EIO ENOMEM EINVAL ENOSPC ESHUTDOWN; do
         for what in pread pwrite trim; do
-            start_nbdkit unix --filter=error memory $SIZE error=$errno error-$what-rate=1% || return
-            mutates 3 timeout=5 -- --on-full=grow
+            # Not while it is looked at whether the export can be used.
+            rm -f flag
+            start_nbdkit unix --filter=error memory $SIZE error=$errno error-$what-rate=1% \
+                error-$what-file="$WORK/flag" || return
+            begin 3 timeout=5 -- --on-full=grow
+            until_true 10 is_used_by $RUN
+            touch flag
+            ends 93
             end_servers
             case $CODE in
             0) ;;
@@ -642,6 +648,12 @@ case_altered() {
     over
 }
 
+# As soon as a page has come from there.
+shows_the_server() {
+    "$MEMSPILL" ctl --pid $RUN swaps >ctl.out
+    grep -qE " +nbd\+unix .* 9  on .* us, [0-9]+ KiB sent" ctl.out
+}
+
 # Devices come and go, are shown, and one that is away is not waited for without end.
 case_ctl() {
     local export metric
@@ -651,8 +663,7 @@ case_ctl() {
     begin 10 && sleep 1 && "$MEMSPILL" ctl --pid $RUN swapon "${export/$WORK\//},prio=9" >ctl.out 2>&1 ||
         no "swapon: $(cat ctl.out)"
     [ -n "$WHY" ] || gets_going && {
-        "$MEMSPILL" ctl --pid $RUN swaps >ctl.out
-        grep -qE " +nbd\+unix .* 9  on .* us, [0-9]+ KiB sent" ctl.out || no "swaps: $(cat ctl.out)"
+        until_true 10 shows_the_server || no "swaps: $(cat ctl.out)"
     } && {
         "$MEMSPILL" ctl --pid $RUN metrics >ctl.out
         for metric in on lost sent_bytes_total received_bytes_total reconnects_total; do
