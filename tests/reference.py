@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 DOCUMENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "reference.md")
-COMMANDS = ("run", "size", "ctl", "top", "doctor")
+COMMANDS = ("run", "size", "ctl", "top", "kernel install", "doctor")
 HEAD = """\
 # Reference
 
@@ -63,7 +63,7 @@ def sections(text):
 
 def options(memspill, *command):
     text = said(memspill, *command, "--help").stdout
-    yield f"\n## memspill {command[0]}\n\n{text.split(chr(10))[0]}.\n\n| option | |\n|---|---|\n"
+    yield f"\n## memspill {' '.join(command)}\n\n{text.split(chr(10))[0]}.\n\n| option | |\n|---|---|\n"
     found = sections(text)
     for name, paragraphs in entries(found.get("Options", []) + found.get("Arguments", []), OPTION):
         if "--help" not in name:
@@ -84,7 +84,7 @@ def statistics(memspill):
 
 
 def main(memspill, check=None):
-    text = HEAD + "".join("".join(options(memspill, name)) for name in COMMANDS)
+    text = HEAD + "".join("".join(options(memspill, *name.split())) for name in COMMANDS)
     text += STATISTICS + "".join(statistics(memspill))
     if check is None:
         with open(DOCUMENT, "w", encoding="utf-8") as file:

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""A notebook's kernel below memspill, driven as a notebook does it: notebook.py MEMSPILL KERNEL_JSON
+"""A notebook's kernel within a budget, driven as a notebook does it: notebook.py MEMSPILL
 
-KERNEL_JSON is a kernel spec whose command is `memspill`; MEMSPILL takes its place, this Python the place of
-`python3`. A cell needs more than the budget; cells are interrupted, again and again; the kernel is restarted
-both ways, and shut down: nothing is left of it. Needs jupyter_client and ipykernel.
+`MEMSPILL kernel install` makes the kernel. A cell needs more than the budget; cells are interrupted, again
+and again; the kernel is restarted both ways, and shut down: nothing is left of it. Needs jupyter_client and
+ipykernel.
 """
-import json
 import os
 import subprocess
 import sys
@@ -19,15 +18,10 @@ FOREVER = "import time\nwhile True: time.sleep(0.01)"
 TIMEOUT_S = 120
 
 
-def spec_in(directory, memspill, path):
-    with open(path) as file:
-        spec = json.load(file)
-    places = {"memspill": memspill, "python3": sys.executable}
-    spec["argv"] = [places.get(word, word) for word in spec["argv"]]
-    os.makedirs(f"{directory}/kernels/spilled")
-    with open(f"{directory}/kernels/spilled/kernel.json", "w") as file:
-        json.dump(spec, file)
-    os.environ["JUPYTER_PATH"] = directory
+def install(directory, memspill):
+    os.environ["JUPYTER_DATA_DIR"] = directory
+    command = [memspill, "kernel", "install", "-m", "100M", "--python", sys.executable]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def cell(client, code, interrupt=None):
@@ -61,10 +55,10 @@ def left(connection_file):
 
 
 def main():
-    memspill, path = sys.argv[1:]
+    memspill = sys.argv[1]
     with tempfile.TemporaryDirectory() as directory:
-        spec_in(directory, memspill, path)
-        manager = KernelManager(kernel_name="spilled")
+        install(directory, memspill)
+        manager = KernelManager(kernel_name="memspill-100m")
         manager.start_kernel()
         client = manager.client()
         client.start_channels()

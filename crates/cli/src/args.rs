@@ -47,6 +47,8 @@ pub enum Command {
     Ctl(crate::ctl::CtlArgs),
     /// Watch all runs on one screen, and change them by keys
     Top(crate::top::TopArgs),
+    /// Make a Jupyter kernel that runs within a memory budget
+    Kernel(crate::kernel::KernelArgs),
     /// Say what this machine offers and lacks for memspill, and how to mend it
     Doctor(DoctorArgs),
     /// Print what bash, zsh or fish needs to complete memspill's options

@@ -10,6 +10,7 @@
 //!      ├─ sizing/    memspill size
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
+//!      ├─ kernel.rs  memspill kernel
 //!      ├─ doctor/    memspill doctor (probe.rs: the system calls that only a try can answer)
 //!      │             (output.rs: the forms of tables; progress.rs: a line on a terminal)
 //!      └─ completions.rs, manual.rs    the options for shells and for man(1)
@@ -32,6 +33,7 @@ mod doctor;
 pub mod exec;
 pub mod exit;
 pub mod groups;
+mod kernel;
 pub mod machine;
 mod manual;
 mod metrics;
@@ -78,6 +80,7 @@ pub fn main() -> ExitCode {
         Command::Size(args) => ExitCode::from(sizing::size(&args)),
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Top(args) => ExitCode::from(top::top(&args)),
+        Command::Kernel(args) => ExitCode::from(kernel::kernel(&args)),
         Command::Doctor(args) => ExitCode::from(doctor::doctor(&args)),
         Command::Completions(args) => ExitCode::from(completions::completions(&args, &Cli::command())),
         Command::Man(args) => ExitCode::from(manual::man(&args, Cli::command())),

@@ -235,6 +235,6 @@ END
 case_notebook() {
     python ipykernel && python jupyter_client || return 0
     as_user() { "${AS[@]}" "$@"; }
-    HOME=$WORK as_user /usr/bin/python3 "$TESTS/programs/notebook.py" "$MEMSPILL" \
-        "$REPO/contrib/jupyter/kernel.json" >out 2>&1 || no "$(tail -n 1 out)"
+    HOME=$WORK as_user /usr/bin/python3 "$TESTS/programs/notebook.py" "$MEMSPILL" >out 2>&1 ||
+        no "$(tail -n 1 out)"
 }
