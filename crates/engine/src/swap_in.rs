@@ -389,7 +389,8 @@ impl SwapIn<'_> {
             job.buf = buf;
             return self.install(job);
         }
-        add(&self.swap.stats.on(self.cpu).pgmajfault, u64::from(is_counted));
+        // (A neighbour may be missing of a page that is here.)
+        add(&self.swap.stats.on(self.cpu).pgmajfault, u64::from(is_counted && !is_hit));
         // One request goes to one device and into consecutive pages of the buffer. If some pages came out of
         // the cache, or the entries are of several devices, each page is brought by itself.
         let whole =

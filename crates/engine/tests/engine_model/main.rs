@@ -617,6 +617,13 @@ impl World {
         assert_eq!(self.engine.used_slots(), 0, "slots are left");
         assert_eq!(self.engine.groups().charged_pages(self.engine.root()), 0, "pages are left charged");
         assert!(self.backings.iter().all(|b| b.is_empty()), "the device holds bytes of nobody");
+        let stats = self.engine.stats();
+        let read = stats.sum(|c| &c.swap_cache_miss) + stats.sum(|c| &c.swap_cache_bypass);
+        assert_eq!(
+            stats.sum(|c| &c.pgmajfault),
+            read,
+            "a fault is major if its own page is read, and only then"
+        );
         self.engine.check();
     }
 }
