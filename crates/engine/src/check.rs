@@ -66,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Each group is charged for the slots that the cgroup map gives to it and to the groups below it.
+    /// Each group is charged for the slots that it and the groups below it own.
     fn check_swap_charges(&self) {
         let mut owned: HashMap<GroupId, u64> = HashMap::new();
         for device in self.swap.devices.iter() {

@@ -30,9 +30,8 @@
 //!   uncharge:  stock of this CPU ─ over the cap ─▶ the same
 //! ```
 //!
-//! *Swap* is charged slot by slot to the group that the cgroup map names as the owner, from allocation to
-//! release, so the group outlives its processes until the last slot is gone. Without any limit on swap
-//! nothing is counted.
+//! *Swap* is charged slot by slot to the group that owns it, from allocation to release, so the group
+//! outlives its processes until the last slot is gone. Without any limit on swap nothing is counted.
 //!
 //! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, or wake
 //! anybody.

@@ -318,8 +318,8 @@ impl Swap {
         slots: &[SlotIndex],
     ) -> Vec<AheadSlot> {
         let mut held: Vec<AheadSlot> = Vec::with_capacity(slots.len());
-        device.slots.hold_to_read_ahead(slots, |at, shadow| {
-            held.push(AheadSlot { slot: slots[at], owner: device.slots.group_of(slots[at]), shadow });
+        device.slots.hold_to_read_ahead(slots, |at, shadow, owner| {
+            held.push(AheadSlot { slot: slots[at], owner, shadow });
         });
         let mut without_room: Vec<SlotIndex> = Vec::new();
         held.retain(|ahead| {

@@ -25,6 +25,8 @@ pub enum ScanBase {
     PerCpu,
     /// As `PerCpu`; the base leaves a trunk of 64 MiB for a random one.
     PerCpuTrunk,
+    /// In the lists of clusters alone, without a base.
+    Lists,
 }
 
 /// The unit that is locked while slots are had, shared or given back.
@@ -47,13 +49,15 @@ pub enum CacheLock {
     Cluster,
 }
 
-/// How the swap cgroup map keeps two updates of one word apart.
+/// Where the owner of a slot is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CgroupMapForm {
-    /// One lock around the whole map.
+    /// In a map of the device, under one lock.
     Locked,
-    /// A compare-exchange loop on the word that holds the two ids.
+    /// In that map, without a lock: two ids are in a word, which is exchanged.
     LockFree,
+    /// In the cluster's table, under the lock that allocation and release hold.
+    Cluster,
 }
 
 /// When a fault brings neighbours along.
@@ -128,12 +132,12 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Tuning {
         Tuning {
-            scan_base: ScanBase::PerCpuTrunk,
+            scan_base: ScanBase::Lists,
             slot_lock: SlotLock::Cluster,
             cache_lock: CacheLock::Cluster,
             slot_batch: 64,
             cache_batch: 32,
-            cgroup_map: CgroupMapForm::LockFree,
+            cgroup_map: CgroupMapForm::Cluster,
             readahead: Readahead::Stream,
             page_cluster: 3,
             large_folios: LargeFolios::All,
@@ -162,13 +166,20 @@ pub struct Knob {
     set: fn(&mut Tuning, u32),
 }
 
-const SCAN_BASES: [(&str, ScanBase); 3] =
-    [("shared", ScanBase::Shared), ("per-cpu", ScanBase::PerCpu), ("per-cpu-trunk", ScanBase::PerCpuTrunk)];
+const SCAN_BASES: [(&str, ScanBase); 4] = [
+    ("shared", ScanBase::Shared),
+    ("per-cpu", ScanBase::PerCpu),
+    ("per-cpu-trunk", ScanBase::PerCpuTrunk),
+    ("lists", ScanBase::Lists),
+];
 const SLOT_LOCKS: [(&str, SlotLock); 2] = [("device", SlotLock::Device), ("cluster", SlotLock::Cluster)];
 const CACHE_LOCKS: [(&str, CacheLock); 3] =
     [("device", CacheLock::Device), ("trunk", CacheLock::Trunk), ("cluster", CacheLock::Cluster)];
-const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 2] =
-    [("locked", CgroupMapForm::Locked), ("lock-free", CgroupMapForm::LockFree)];
+const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 3] = [
+    ("locked", CgroupMapForm::Locked),
+    ("lock-free", CgroupMapForm::LockFree),
+    ("cluster", CgroupMapForm::Cluster),
+];
 const READAHEADS: [(&str, Readahead); 3] =
     [("always", Readahead::Always), ("auto", Readahead::Auto), ("stream", Readahead::Stream)];
 const LARGE_FOLIOS: [(&str, LargeFolios); 3] = [
@@ -186,8 +197,8 @@ const FOLIO_SIZES: [(&str, FolioSize); 4] = [
 pub const KNOBS: &[Knob] = &[
     Knob {
         name: "scan-base",
-        help: "CPUs look for room from one base; each from its own; leaving a 64 MiB trunk for a random one",
-        values: Values::OneOf(&[SCAN_BASES[0].0, SCAN_BASES[1].0, SCAN_BASES[2].0]),
+        help: "room is found from one base; a CPU's own; one that leaves 64 MiB for random others; in lists",
+        values: Values::OneOf(&[SCAN_BASES[0].0, SCAN_BASES[1].0, SCAN_BASES[2].0, SCAN_BASES[3].0]),
         old: "shared",
         get: |t| place(&SCAN_BASES, t.scan_base),
         set: |t, value| t.scan_base = SCAN_BASES[value as usize].1,
@@ -226,8 +237,8 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "cgroup-map",
-        help: "owner id of each slot: under one lock, or two ids in one word by compare-exchange",
-        values: Values::OneOf(&[CGROUP_MAP_FORMS[0].0, CGROUP_MAP_FORMS[1].0]),
+        help: "owner id of each slot: in a map with one lock; two in a word that is exchanged; by cluster",
+        values: Values::OneOf(&[CGROUP_MAP_FORMS[0].0, CGROUP_MAP_FORMS[1].0, CGROUP_MAP_FORMS[2].0]),
         old: "locked",
         get: |t| place(&CGROUP_MAP_FORMS, t.cgroup_map),
         set: |t, value| t.cgroup_map = CGROUP_MAP_FORMS[value as usize].1,
@@ -472,7 +483,7 @@ mod tests {
         let error = |text| Tuning::default().set(text).unwrap_err().to_string();
         assert_eq!(error("slot-batch=65"), "slot-batch cannot be `65`; values: 1..64");
         assert_eq!(error("slot-batch=-1"), "slot-batch cannot be `-1`; values: 1..64");
-        assert_eq!(error("cgroup-map=none"), "cgroup-map cannot be `none`; values: locked|lock-free");
+        assert_eq!(error("cgroup-map=none"), "cgroup-map cannot be `none`; values: locked|lock-free|cluster");
         assert_eq!(error("page-cluster="), "page-cluster cannot be ``; values: 0..5");
         assert!(error("slot_batch=1").contains("names: scan-base, slot-lock"));
         assert!(error("slot-batch").contains("neither NAME=VALUE nor `old`"));

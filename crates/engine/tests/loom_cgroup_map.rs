@@ -7,7 +7,7 @@ use loom::thread;
 use memspill_engine::slots::Slots;
 use memspill_engine::slots::cgroup_map::CgroupMap;
 use memspill_engine::sync::Arc;
-use memspill_engine::tuning::{CgroupMapForm, Tuning};
+use memspill_engine::tuning::{CgroupMapForm, ScanBase, Tuning};
 use memspill_engine::units::{CpuId, FrameId, GroupId, Order, SlotIndex};
 
 #[test]
@@ -34,16 +34,19 @@ fn adjacent_ids_from_two_threads() {
 
 #[test]
 fn an_id_passes_from_owner_to_owner() {
-    // One slot: who gets it second must see it without an owner, although the ids are relaxed.
-    loom::model(|| {
-        let device = Arc::new(Slots::new(2, 2, false, &Tuning::default()));
-        let other = Arc::clone(&device);
-        let second = thread::spawn(move || use_once(&other, CpuId(1)));
-        use_once(&device, CpuId(0));
-        second.join().unwrap();
-        device.check();
-        assert_eq!(device.free_slots(), 1);
-    });
+    // One slot: who gets it second must see it without an owner, although a map's ids are relaxed.
+    for cgroup_map in [CgroupMapForm::LockFree, CgroupMapForm::Cluster] {
+        loom::model(move || {
+            let tuning = Tuning { cgroup_map, ..Tuning::default() };
+            let device = Arc::new(Slots::new(2, 2, false, &tuning));
+            let other = Arc::clone(&device);
+            let second = thread::spawn(move || use_once(&other, CpuId(1)));
+            use_once(&device, CpuId(0));
+            second.join().unwrap();
+            device.check();
+            assert_eq!(device.free_slots(), 1);
+        });
+    }
 }
 
 fn use_once(device: &Slots, cpu: CpuId) {
@@ -129,7 +132,8 @@ fn a_scan_meets_the_release_that_marks_its_cluster() {
     // A full cluster gets free slots while another CPU looks for one by the map of marks: what it gets is
     // free, and what it does not get can be had afterwards.
     loom::model(|| {
-        let device = Arc::new(Slots::new(4, 2, false, &Tuning::default()));
+        let tuning = Tuning { scan_base: ScanBase::PerCpuTrunk, ..Tuning::default() };
+        let device = Arc::new(Slots::new(4, 2, false, &tuning));
         let mut slots = Vec::new();
         device.alloc(CpuId(0), Order(0), 3, GroupId(1), &mut slots);
         let mut freed = Vec::new();

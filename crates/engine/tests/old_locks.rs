@@ -79,7 +79,7 @@ fn a_hit_on_a_page_that_was_read_ahead_takes_it_out_of_the_cache() {
     let slots = alloc(&device, 1);
     device.cache_add(&[(slots[0], FrameId(5))]);
     device.cache_delete(&slots, Some(1), &mut Vec::new(), &mut Vec::new());
-    device.hold_to_read_ahead(&slots, |_, _| {});
+    device.hold_to_read_ahead(&slots, |_, _, _| {});
     let ahead = FrameId(1 << 31);
     let enter = || assert!(device.end_read_ahead(&[(slots[0], Some(ahead))], &mut Vec::new()).is_empty());
     assert_eq!(taken_by(&device, enter), (0, 1));

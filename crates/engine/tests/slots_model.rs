@@ -447,8 +447,10 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 fn tuning() -> impl Strategy<Value = Tuning> {
-    let form = prop_oneof![Just(CgroupMapForm::Locked), Just(CgroupMapForm::LockFree)];
-    let base = prop_oneof![Just(ScanBase::Shared), Just(ScanBase::PerCpu), Just(ScanBase::PerCpuTrunk)];
+    let (cluster, map) = (CgroupMapForm::Cluster, [CgroupMapForm::Locked, CgroupMapForm::LockFree]);
+    let form = prop_oneof![2 => Just(cluster), 1 => Just(map[0]), 1 => Just(map[1])];
+    let older = vec![ScanBase::Shared, ScanBase::PerCpu, ScanBase::PerCpuTrunk];
+    let base = prop_oneof![Just(ScanBase::Lists), prop::sample::select(older)];
     let large = prop_oneof![3 => Just(LargeFolios::All), 1 => Just(LargeFolios::FreeClusterOnly)];
     (base, prop_oneof![Just(1u32), Just(64), 1..=64u32], 1..=64u32, form, large).prop_map(
         |(scan_base, slot_batch, cache_batch, cgroup_map, large_folios)| Tuning {

@@ -31,7 +31,8 @@ fn device_with(slots: u32, cpus: u32, scan_base: ScanBase) -> Slots {
 
 /// One lock for the lists of clusters, or, with CPU numbers so far apart, a part of them for each thread.
 const APART: [u32; 2] = [1, 16];
-const SCAN_BASES: [ScanBase; 3] = [ScanBase::Shared, ScanBase::PerCpu, ScanBase::PerCpuTrunk];
+const SCAN_BASES: [ScanBase; 4] =
+    [ScanBase::Shared, ScanBase::PerCpu, ScanBase::PerCpuTrunk, ScanBase::Lists];
 
 fn pages_of(folios: &[SlotIndex], order: Order) -> Vec<SlotIndex> {
     folios.iter().flat_map(|first| (first.0..first.0 + order.pages()).map(SlotIndex)).collect()

@@ -21,8 +21,9 @@
 //!     search again
 //! ```
 //!
-//! With `scan-base=shared` the CPUs have one scan base; on a rotating device always, and one current cluster
-//! besides.
+//! By default there is no scan base, and 2 finds nothing: as in Linux 6.14 and later the lists alone say
+//! where room is. `scan-base=per-cpu-trunk` is the form before that. With `shared` the CPUs have one base; so
+//! they always have on a rotating device, and one current cluster besides.
 //!
 //! After use at random, single pages of folios are free everywhere, and to open cluster after cluster beside
 //! them costs 10 bytes of table a slot and 8 in a pool. So where a row of slots is no row on the medium, in a
@@ -61,7 +62,8 @@
 //!    allocation of order 0 succeeds.
 //! 4. A slot has at most one frame, a frame at most one slot; a slot with a frame is never handed out.
 //! 5. Count 0 without a frame ⇔ dying or free.
-//! 6. Ids in the cgroup map: those given to `alloc`, on used and dying slots; 0 on free ones.
+//! 6. Owners, in the tables or the cgroup map: those given to `alloc`, on used and dying slots; 0 on free
+//!    ones.
 //!
 //! A slot that is used while it is free, a reference too many, a second frame: each of these would lose a
 //! page or mix it up with another one, so each is a panic at once.
@@ -80,8 +82,7 @@
 //!
 //! discard → cluster → lists; the old forms' locks (old_locks.rs) stand around the cluster's; several parts
 //! of the lists are locked in their order. Under a list lock, and in a scan, clusters are only tried
-//! (`try_lock`), never waited for. No thread holds two cluster locks. The cgroup map is used with neither
-//! held.
+//! (`try_lock`), never waited for. No thread holds two cluster locks. A cgroup map is used with neither held.
 //!
 //! # What it does not do
 //!
@@ -114,6 +115,8 @@ struct Want {
     order: Order,
     /// Folios at most.
     n: usize,
+    /// The owner in the table.
+    group: GroupId,
 }
 
 /// Clusters that a search of the lists could not lock.
@@ -150,7 +153,8 @@ impl Slots {
         let goal = if order == Order::ZERO { self.free.reserve(cpu, n as u64, 1) as usize } else { n };
         while out.len() - start < goal {
             let n = (goal - (out.len() - start)).min((self.slot_batch >> order.0).max(1));
-            if self.alloc_step(Want { cpu, order, n }, out) == 0 {
+            let group = if self.map.is_some() { GroupId(0) } else { group };
+            if self.alloc_step(Want { cpu, order, n, group }, out) == 0 {
                 if order != Order::ZERO {
                     break;
                 }
@@ -159,7 +163,7 @@ impl Slots {
         }
         let got = out.len() - start;
         self.failed[order.0 as usize].fetch_add((n - got) as u64, Ordering::Relaxed);
-        self.record_owner(&out[start..], order, group);
+        self.record_in_map(&out[start..], order, group);
         got
     }
 
@@ -176,14 +180,15 @@ impl Slots {
             }
         }
         if want.order == Order::ZERO
-            && let Some((index, mut state)) = self
-                .scan
-                .find(want.cpu, |index| self.try_nonfull(want.cpu, index))
-                .or_else(|| self.find_with_hole())
+            && let Some((index, mut state)) = self.find_by_scan(want.cpu).or_else(|| self.find_with_hole())
         {
             return self.take(want, SlotIndex(index.0 * CLUSTER_SLOTS), &mut state, out);
         }
         self.alloc_from_lists(want, out)
+    }
+
+    fn find_by_scan(&self, cpu: CpuId) -> Option<(ClusterIndex, ClusterGuard<'_>)> {
+        self.scan.as_ref()?.find(cpu, |index| self.try_nonfull(cpu, index))
     }
 
     /// A cluster of single pages in which something was freed, on offer from the scan base.
@@ -403,7 +408,7 @@ impl Slots {
     /// Take blocks from a locked cluster, from slot `from` on; put the cluster on its list, and leave the
     /// hint.
     fn take(&self, want: Want, from: SlotIndex, state: &mut ClusterState, out: &mut Vec<SlotIndex>) -> usize {
-        let Want { cpu, order, n } = want;
+        let Want { cpu, order, n, group } = want;
         let steals_page = order == Order::ZERO && state.used() > 0 && state.order() != order;
         let mut blocks =
             if steals_page && !self.free_cluster_only { state.find_holes(n) } else { Vec::new() };
@@ -428,7 +433,7 @@ impl Slots {
         let first_slot = index.0 * CLUSTER_SLOTS;
         // Cannot overflow: the last cluster of the largest device lacks a slot.
         let next = first_slot + u32::from(*last) + order.pages();
-        if state.take(order, &blocks) {
+        if state.take(order, &blocks, group) {
             self.tables.fetch_add(1, Ordering::Relaxed);
         }
         // A page in a hole takes nothing from the folios that its cluster is there for.
@@ -476,17 +481,18 @@ impl Slots {
                 self.empty.0.fetch_add(1, Ordering::AcqRel);
             }
             let nonfull = ListId::nonfull(Order::ZERO);
-            if state.list == nonfull || to == nonfull {
-                self.scan.mark(index, to == nonfull);
+            if let Some(scan) = self.scan.as_ref().filter(|_| state.list == nonfull || to == nonfull) {
+                scan.mark(index, to == nonfull);
             }
             state.list = to;
         }
     }
 
-    fn record_owner(&self, folios: &[SlotIndex], order: Order, group: GroupId) {
+    fn record_in_map(&self, folios: &[SlotIndex], order: Order, group: GroupId) {
+        let Some(map) = &self.map else { return };
         let pages = order.pages();
         for run in folios.chunk_by(|a, b| b.0 == a.0 + pages && a.cluster() == b.cluster()) {
-            self.groups.record(run[0], run.len() as u32 * pages, group);
+            map.record(run[0], run.len() as u32 * pages, group);
         }
     }
 }

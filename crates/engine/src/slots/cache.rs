@@ -5,7 +5,7 @@ use super::lock_counts::Held;
 use super::old_locks::{BothHeld, CacheTrunk};
 use super::slot_word::Payload;
 use super::{OfSlot, Slots};
-use crate::units::{FrameId, SlotIndex};
+use crate::units::{FrameId, GroupId, SlotIndex};
 
 impl Slots {
     /// Each slot's page is in its frame from now on. No slot of the batch may have a frame.
@@ -128,8 +128,8 @@ impl Slots {
     }
 
     /// Hold a reference to each of the slots whose page is nowhere but in it, to read it ahead: `held` gets
-    /// the place and the shadow of each.
-    pub fn hold_to_read_ahead(&self, slots: &[SlotIndex], mut held: impl FnMut(usize, u32)) {
+    /// the place, the shadow and the owner of each.
+    pub fn hold_to_read_ahead(&self, slots: &[SlotIndex], mut held: impl FnMut(usize, u32, GroupId)) {
         let mut at = 0;
         for run in slots.chunk_by(|a, b| a.cluster() == b.cluster()) {
             if let Some(cluster) = self.clusters.get(run[0].cluster().index()) {
@@ -137,7 +137,7 @@ impl Slots {
                 let mut state = cluster.lock();
                 for (i, slot) in run.iter().enumerate() {
                     if let Some(shadow) = state.hold_to_read_ahead(*slot) {
-                        held(at + i, shadow);
+                        held(at + i, shadow, self.owner_in(&state, *slot));
                     }
                 }
             }
@@ -248,7 +248,7 @@ mod tests {
 
     fn hold(slots: &Slots, slot: SlotIndex) -> Option<u32> {
         let mut shadow = None;
-        slots.hold_to_read_ahead(&[slot], |_, of| shadow = Some(of));
+        slots.hold_to_read_ahead(&[slot], |_, of, _| shadow = Some(of));
         shadow
     }
 

@@ -1,4 +1,6 @@
-//! The swap cgroup map: which memory group pays for each slot.
+//! The swap cgroup map: which memory group pays for each slot. It stands for the kernel's map of 6.14 to
+//! 6.18 (`cgroup-map=lock-free`) and that of before (`locked`); by default ids are in the clusters' tables
+//! (cluster.rs), as in Linux 7.1, and there is no map.
 //!
 //! ```text
 //!            31            16 15             0
@@ -20,7 +22,7 @@
 //! else; all slots of a range given to either have the same owner; 0 is "no group". Breaking one is a panic,
 //! since it means that a group is charged for ever, or that the wrong group is uncharged.
 //!
-//! Locks: with `cgroup-map=locked`, one lock for the whole map, innermost of all (no other lock is taken
+//! Locks: in the form `locked`, one lock for the whole map, innermost of all (no other lock is taken
 //! under it). Reading an id takes none in either form.
 //!
 //! What it does not do: charge or uncharge, or keep a group's id from being used again. The caller is told
@@ -48,7 +50,7 @@ const _: () = assert!(CLUSTER_SLOTS.is_multiple_of(IDS_PER_WORD), "no word may b
 type Leaf = Box<[AtomicU32]>;
 
 pub struct CgroupMap {
-    form: CgroupMapForm,
+    is_locked: bool,
     slots: u32,
     leaves: LazyArray<Once<Leaf>>,
     leaf_bytes: AtomicU64,
@@ -100,7 +102,7 @@ fn word_parts(first: SlotIndex, n: u32) -> impl Iterator<Item = WordPart> {
 impl CgroupMap {
     pub fn new(slots: u32, form: CgroupMapForm) -> CgroupMap {
         CgroupMap {
-            form,
+            is_locked: form == CgroupMapForm::Locked,
             slots,
             leaves: LazyArray::new(slots.div_ceil(CLUSTER_SLOTS) as usize),
             leaf_bytes: AtomicU64::new(0),
@@ -171,13 +173,11 @@ impl CgroupMap {
     fn exchange_range(&self, first: SlotIndex, n: u32, group: GroupId, verify: impl Fn(u32, WordPart)) {
         let past_end = u64::from(first.0) + u64::from(n) > u64::from(self.slots);
         assert!(!past_end, "slots {first:?}+{n} reach beyond a map of {} slots", self.slots);
-        let _guard = (self.form == CgroupMapForm::Locked).then(|| lock_counted(&self.lock));
+        let _guard = self.is_locked.then(|| lock_counted(&self.lock));
         for part in word_parts(first, n) {
             debug_assert!((1..=IDS_PER_WORD).contains(&part.ids));
-            let old = match self.form {
-                CgroupMapForm::Locked => self.exchange_locked(part, both(group) & part.mask),
-                CgroupMapForm::LockFree => self.exchange(part, both(group) & part.mask),
-            };
+            let new = both(group) & part.mask;
+            let old = if self.is_locked { self.exchange_locked(part, new) } else { self.exchange(part, new) };
             verify(old, part);
         }
     }

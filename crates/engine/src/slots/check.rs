@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 impl Slots {
-    /// How many slots each group has, by the cgroup map: what its charge must be. For quiet points.
+    /// How many slots each group has, by their owners: what its charge must be. For quiet points.
     pub fn slots_by_group(&self) -> HashMap<GroupId, u64> {
         let mut totals = HashMap::new();
         let slots = |index: ClusterIndex| {
@@ -59,7 +59,8 @@ impl Slots {
         let useful = list == ListId::nonfull(order) || list == ListId::frag(order);
         assert!(!useful || state.has_block(order), "cluster {} is on {list}, without a block", index.0);
         let nonfull = list == ListId::nonfull(Order::ZERO);
-        assert!(self.scan.is_marked(index) == nonfull, "cluster {} is on {list}, a scan sees other", index.0);
+        let is_seen = self.scan.as_ref().is_none_or(|scan| scan.is_marked(index) == nonfull);
+        assert!(is_seen, "cluster {} is on {list}, a scan sees other", index.0);
         let (marks, proper) = state.marks();
         assert!(marks == proper, "cluster {} has the marks {marks:?}, not {proper:?}", index.0);
         assert!(self.room.marks_of(index) == marks, "cluster {} is marked otherwise: {marks:?}", index.0);
@@ -95,7 +96,7 @@ impl Slots {
             tables += u64::from(state.used() > 0);
             let first = (index.0 * CLUSTER_SLOTS).max(1);
             for slot in (first..first + state.free_slots() + state.used()).map(SlotIndex) {
-                let owned = self.group_of(slot).0 != 0;
+                let owned = self.owner_in(&state, slot).0 != 0;
                 assert!(!owned || state.word(slot) != SlotWord::FREE, "free slot {} has an owner", slot.0);
             }
         }

@@ -5,16 +5,16 @@
 //!   ┌───────────────────┐         ┌──────────────────────────────────────────────┐
 //!   │ lock              │         │ words: 512 × 64 bits (slot_word.rs)          │
 //!   │ table ────────────┼────────▶│ free:  512 bits, 1 = may be handed out       │
-//!   │ used, order, list │         │ late shadows: for frames retired while pinned│
-//!   │ lock statistics   │         └──────────────────────────────────────────────┘
-//!   └───────────────────┘
+//!   │ used, order, list │         │ owners: 512 × 8 bits, the groups that pay    │
+//!   │ lock statistics   │         │ late shadows: for frames retired while pinned│
+//!   └───────────────────┘         └──────────────────────────────────────────────┘
 //! ```
 //!
 //! The first cluster lacks slot 0 and the last one may be short: `first..end` are the slots that exist. The
 //! others are never free in the bitmap and have no word that is ever used.
 //!
 //! Invariants, under the lock:
-//! * a slot's bit is set ⇔ its word is free (all zero) and the slot exists;
+//! * a slot's bit is set ⇔ its word is free (all zero) and the slot exists; a free slot has no owner (0);
 //! * `used` = the number of words that are not free; used = 0 ⇔ no table, and then order = 0 and list = free
 //!   or discard;
 //! * `list` is the list that the cluster is on (lists.rs); both change in one step;
@@ -32,9 +32,10 @@ use super::lists::ListId;
 use super::lock_counts::{self, Counted, Held, LockCounts};
 use super::room::Marks;
 use super::slot_word::{Payload, SlotState, SlotWord};
+use crate::group::GROUPS_MAX;
 use crate::sync::Mutex;
 use crate::tuning::AUTO_ORDER_MIN;
-use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, MAX_ORDER, Order, SlotIndex};
+use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
 pub(super) const SLOTS: usize = CLUSTER_SLOTS as usize;
 const BITS: usize = u64::BITS as usize;
@@ -85,13 +86,16 @@ impl Counted for ClusterState {
 struct Table {
     words: [SlotWord; SLOTS],
     free: FreeMap,
+    /// All 0 where a map has them (cgroup_map.rs).
+    owners: [u8; SLOTS],
     /// Shadows that wait for the last unpin of a retired frame. Nearly always empty.
     late_shadows: Vec<(u16, u32)>,
 }
 
 /// The bytes of `Cluster::state.table` while it is there.
 pub(super) const TABLE_BYTES: u64 = size_of::<Table>() as u64;
-const _: () = assert!(TABLE_BYTES as usize + 64 + 2 * SLOTS <= 12 * SLOTS, "at most 12 bytes a slot in all");
+const _: () = assert!(TABLE_BYTES as usize + 64 <= 10 * SLOTS, "at most 10 bytes a slot in all");
+const _: () = assert!(GROUPS_MAX <= 1 + u8::MAX as usize, "a group's id is a byte");
 
 /// What the end of a pin has brought about.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -279,15 +283,16 @@ impl ClusterState {
         found
     }
 
-    /// Hand out these blocks, which `find` found: each slot gets a reference. Returns true if a table was
-    /// made.
-    pub(super) fn take(&mut self, order: Order, blocks: &[u16]) -> bool {
+    /// Hand out these blocks, which `find` found: each slot gets a reference, and this owner. Returns true if
+    /// a table was made.
+    pub(super) fn take(&mut self, order: Order, blocks: &[u16], owner: GroupId) -> bool {
         let makes_table = self.table.is_none();
         if makes_table {
             self.order = order;
             let free = existing(self.first, self.end);
             let words = [SlotWord::FREE; SLOTS];
-            self.table = Some(Box::new(Table { words, free, late_shadows: Vec::new() }));
+            let owners = [0; SLOTS];
+            self.table = Some(Box::new(Table { words, free, owners, late_shadows: Vec::new() }));
         }
         let table = self.table.as_mut().expect("made above");
         let offsets =
@@ -297,6 +302,7 @@ impl ClusterState {
             assert!(table.free[offset / BITS] & bit != 0, "offset {offset} is handed out but not free");
             table.free[offset / BITS] &= !bit;
             table.words[offset] = SlotWord::allocated();
+            table.owners[offset] = owner.0 as u8;
         }
         self.used += (blocks.len() as u16) << order.0;
         // Taking can only make room less: without a mark there is nothing to renew.
@@ -304,18 +310,27 @@ impl ClusterState {
         makes_table
     }
 
-    /// A dying slot becomes free.
-    pub(super) fn release(&mut self, slot: SlotIndex) {
+    /// A dying slot becomes free. Returns its owner.
+    pub(super) fn release(&mut self, slot: SlotIndex) -> GroupId {
         let word = self.word_mut(slot);
         assert!(word.state() == SlotState::Dying, "slot {} is released but not dying: {word:?}", slot.0);
         *word = SlotWord::FREE;
         let offset = slot.offset_in_cluster();
-        let bits = &mut self.table_mut(slot).free[offset / BITS];
+        let table = self.table_mut(slot);
+        let owner = std::mem::take(&mut table.owners[offset]);
+        let bits = &mut table.free[offset / BITS];
         *bits |= 1 << (offset % BITS);
         let block = (*bits >> ((offset % BITS) & !(BLOCK - 1))) & ((1 << BLOCK) - 1);
         let is_hole = block != (1 << BLOCK) - 1;
         self.marks_are_old |= !is_hole || (self.order > Order::ZERO && !self.marks.has_hole());
         self.used -= 1;
+        GroupId(owner.into())
+    }
+
+    /// 0: it has none, or a map has it.
+    pub(super) fn owner(&self, slot: SlotIndex) -> GroupId {
+        let owner = self.table.as_ref().map_or(0, |table| table.owners[slot.offset_in_cluster()]);
+        GroupId(owner.into())
     }
 
     /// Make a cluster without used slots what a new one is. Returns true if it had a table, which is freed.
@@ -511,6 +526,7 @@ impl ClusterState {
             let bit = |map: &FreeMap| map[offset / BITS] >> (offset % BITS) & 1 == 1;
             if *word == SlotWord::FREE {
                 assert!(bit(&table.free) == bit(&exist), "{name}: slot {} is free, its bit is not", slot.0);
+                assert!(table.owners[offset] == 0, "{name}: free slot {} has an owner", slot.0);
                 continue;
             }
             assert!(bit(&exist) && !bit(&table.free), "{name}: slot {} is used, its bit is free", slot.0);

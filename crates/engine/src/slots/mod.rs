@@ -5,10 +5,10 @@
 //!   swap_out ── alloc ──▶ Slots ◀── dup, put ── page table (fork, unmap, swap-in)
 //!                │            │
 //!       percpu hint           ├── clusters: 512 slots, a lock each      cluster.rs, slot_word.rs
-//!        percpu.rs            ├── scan base of each CPU, no lock        scan.rs
+//!        percpu.rs            ├── scan base of each CPU, an older form  scan.rs
 //!                             ├── lists of clusters, a lock per 16 CPUs lists.rs
 //!                             ├── room for other orders, no lock         room.rs
-//!                             └── swap cgroup map, by default no lock   cgroup_map.rs
+//!                             └── swap cgroup map, an older form        cgroup_map.rs
 //! ```
 //!
 //! This file has the struct that they share, and its statistics. Start reading at [`allocator`].
@@ -43,7 +43,7 @@ use self::room::Room;
 use self::scan::Scan;
 use self::slot_word::SlotWord;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
-use crate::tuning::{LargeFolios, ScanBase, Tuning};
+use crate::tuning::{CgroupMapForm, LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, FrameId, GroupId, MAX_ORDER, SlotIndex};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
@@ -59,11 +59,13 @@ pub struct Slots {
     /// The part that the next search begins with, after the CPU's own.
     next_part: Apart<AtomicU32>,
     percpu: PerCpu,
-    scan: Scan,
+    /// None: `scan-base=lists`, on a device that does not rotate.
+    scan: Option<Scan>,
     room: Room,
     /// Clusters that are free or were never used, the short ones included.
     empty: Apart<AtomicU32>,
-    groups: CgroupMap,
+    /// None: owners are in the clusters' tables.
+    map: Option<CgroupMap>,
     /// None, unless old forms are set.
     old_locks: OldLocks,
     free: FreeCount,
@@ -150,10 +152,12 @@ impl Slots {
             lists: (0..parts).map(|part| Apart(Mutex::new(Lists::new(clusters, part, parts)))).collect(),
             next_part: Apart(AtomicU32::new(0)),
             percpu: PerCpu::new(places),
-            scan: Scan::new(clusters, bases, jumps),
+            scan: (rotational || tuning.scan_base != ScanBase::Lists)
+                .then(|| Scan::new(clusters, bases, jumps)),
             room: Room::new(clusters),
             empty: Apart(AtomicU32::new(clusters)),
-            groups: CgroupMap::new(slots, tuning.cgroup_map),
+            map: (tuning.cgroup_map != CgroupMapForm::Cluster)
+                .then(|| CgroupMap::new(slots, tuning.cgroup_map)),
             old_locks: OldLocks::new(clusters, tuning),
             free: FreeCount::new(u64::from(slots.saturating_sub(1)), cpus),
             retired: AtomicBool::new(false),
@@ -187,8 +191,18 @@ impl Slots {
         self.word(slot).count()
     }
 
+    /// The owner of a slot; 0: none.
     pub fn group_of(&self, slot: SlotIndex) -> GroupId {
-        self.groups.lookup(slot)
+        let in_table = || {
+            let cluster = self.clusters.get(slot.cluster().index());
+            cluster.map_or(GroupId(0), |cluster| cluster.lock().owner(slot))
+        };
+        self.map.as_ref().map_or_else(in_table, |map| map.lookup(slot))
+    }
+
+    /// The same with its cluster locked.
+    fn owner_in(&self, state: &ClusterState, slot: SlotIndex) -> GroupId {
+        self.map.as_ref().map_or_else(|| state.owner(slot), |map| map.lookup(slot))
     }
 
     /// Slots that can be allocated now.
@@ -214,7 +228,8 @@ impl Slots {
         let tables = self.tables.load(Ordering::Relaxed) * TABLE_BYTES;
         let lists: u64 = (0..self.lists.len()).map(|part| self.lists_uncounted(part).bytes()).sum();
         let parts = size_of_val::<[Apart<Mutex<Lists>>]>(&self.lists) as u64;
-        let fixed = size_of::<Slots>() - size_of::<CgroupMap>();
+        let inside = if self.map.is_some() { size_of::<CgroupMap>() } else { 0 };
+        let fixed = size_of::<Slots>() - inside;
         fixed as u64
             + tables
             + lists
@@ -222,22 +237,22 @@ impl Slots {
             + self.clusters.bytes()
             + self.percpu.bytes()
             + self.free.bytes()
-            + self.scan.bytes()
+            + self.scan.as_ref().map_or(0, Scan::bytes)
             + self.room.bytes()
-            + self.groups.bytes()
+            + self.map.as_ref().map_or(0, CgroupMap::bytes)
             + self.old_locks.bytes()
     }
 
     pub fn stats(&self) -> SlotStats {
-        let scan = self.scan.counters();
+        let scan = self.scan.as_ref().map(Scan::counters).unwrap_or_default();
         let (device_lock, trunk_lock) = self.old_locks.totals(self.ever_used().into_iter());
         let mut stats = SlotStats {
             cluster_passed_by: scan.passed_by,
             base_steps: scan.steps,
-            cgroup_lock: self.groups.lock_totals(),
+            cgroup_lock: self.map.as_ref().map(CgroupMap::lock_totals).unwrap_or_default(),
             device_lock,
             trunk_lock,
-            cgroup_retries: self.groups.retries(),
+            cgroup_retries: self.map.as_ref().map_or(0, CgroupMap::retries),
             stolen_slots: self.stolen.load(Ordering::Relaxed),
             failed: std::array::from_fn(|order| self.failed[order].load(Ordering::Relaxed)),
             ..SlotStats::default()

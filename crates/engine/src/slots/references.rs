@@ -5,6 +5,20 @@ use super::{DiscardCluster, Slots};
 use crate::sync::{Ordering, lock};
 use crate::units::{CpuId, FrameId, GroupId, SlotIndex};
 
+/// How many slots belonged to each group.
+#[derive(Default)]
+struct Owners(Vec<(GroupId, u32)>);
+
+impl Owners {
+    fn add(&mut self, owner: GroupId, n: u32) {
+        match self.0.iter_mut().find(|(group, _)| *group == owner) {
+            Some((_, total)) => *total += n,
+            None if owner.0 == 0 => {}
+            None => self.0.push((owner, n)),
+        }
+    }
+}
+
 impl Slots {
     /// One more reference (fork). Panics if the slot has none: its page would be lost.
     pub fn dup(&self, slot: SlotIndex) {
@@ -52,9 +66,10 @@ impl Slots {
 
     /// As `release` of one slot: its owner, if it has one.
     pub(crate) fn release_one(&self, cpu: CpuId, slot: SlotIndex) -> Option<GroupId> {
-        let owner = self.groups.clear(slot, 1);
-        self.release_of_cluster(cpu, &[slot]);
-        Some(owner).filter(|owner| owner.0 != 0)
+        let in_map = self.map.as_ref().map(|map| map.clear(slot, 1));
+        let mut in_table = None;
+        self.release_of_cluster(cpu, &[slot], |owner| in_table = Some(owner));
+        in_map.or(in_table).filter(|owner| owner.0 != 0)
     }
 
     /// Make dying slots free. Returns how many belonged to each group, for uncharging; those of no group are
@@ -63,19 +78,20 @@ impl Slots {
     /// The CPU only selects the counter: the slots become free for all CPUs. A CPU that kept what it freed
     /// would strand it.
     pub fn release(&self, cpu: CpuId, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
-        let owners = self.clear_owners(freed);
+        let mut owners = Owners::default();
+        self.clear_in_map(freed, &mut owners);
         let in_one_cluster = |a: &SlotIndex, b: &SlotIndex| a.cluster() == b.cluster();
         for run in freed.chunk_by(in_one_cluster) {
-            self.release_of_cluster(cpu, run);
+            self.release_of_cluster(cpu, run, |owner| owners.add(owner, 1));
         }
-        owners
+        owners.0
     }
 
-    /// Releases slots of one cluster, whose owners have been cleared.
-    fn release_of_cluster(&self, cpu: CpuId, run: &[SlotIndex]) {
+    /// Releases slots of one cluster, and tells the owner of each that is in its table.
+    fn release_of_cluster(&self, cpu: CpuId, run: &[SlotIndex], owned: impl FnMut(GroupId)) {
         let old = self.old_locks.slots();
         let mut state = self.cluster(run[0]).lock();
-        run.iter().for_each(|slot| state.release(*slot));
+        run.iter().map(|slot| state.release(*slot)).for_each(owned);
         // The cluster goes to nonfull only when its CPU has left it. Until then no other CPU should come
         // here, and the cluster would change lists at each batch.
         let in_use = self.is_current_of(state.taken_by, state.order(), run[0].cluster());
@@ -85,23 +101,17 @@ impl Slots {
         self.free.add(cpu, run.len() as u64);
     }
 
-    /// Take the ids out of the map, by runs of one owner. Before the release, after which the slots may be
-    /// allocated again.
-    fn clear_owners(&self, freed: &[SlotIndex]) -> Vec<(GroupId, u32)> {
-        let mut owners: Vec<(GroupId, u32)> = Vec::new();
+    /// Take the ids out of the map, if there is one, by runs of one owner. Before the release, after which
+    /// the slots may be allocated again.
+    fn clear_in_map(&self, freed: &[SlotIndex], owners: &mut Owners) {
+        let Some(map) = &self.map else { return };
         let follows = |a: &SlotIndex, b: &SlotIndex| {
-            b.0 == a.0 + 1 && a.cluster() == b.cluster() && self.group_of(*a) == self.group_of(*b)
+            b.0 == a.0 + 1 && a.cluster() == b.cluster() && map.lookup(*a) == map.lookup(*b)
         };
         for run in freed.chunk_by(follows) {
             let n = run.len() as u32;
-            let owner = self.groups.clear(run[0], n);
-            match owners.iter_mut().find(|(group, _)| *group == owner) {
-                Some((_, total)) => *total += n,
-                None if owner.0 == 0 => {}
-                None => owners.push((owner, n)),
-            }
+            owners.add(map.clear(run[0], n), n);
         }
-        owners
     }
 
     // ---- discard ------------------------------------------------------------------------------------------
