@@ -10,6 +10,7 @@
 //!   call_table       which memory the kernel touches in a system call
 //!   pidfd            what the kernel says of a process
 //!   rules            what a test can leave out of all this
+//!   running          how the agent comes into a process that runs
 //!   sync             atomics, which a model checker can take the place of
 //!   streams, window  which pages come with the one that is needed
 //! ```
@@ -23,6 +24,7 @@ pub mod pidfd;
 pub mod pool;
 pub mod protocol;
 pub mod rules;
+pub mod running;
 pub mod streams;
 pub mod sync;
 pub mod window;

@@ -12,6 +12,7 @@
 //! |---------------|-----------------------------------------------------------------------------|
 //! | `main.rs`     | declares all of this; the panic handler                                     |
 //! | `planted.rs`  | where a program without a loader begins                                     |
+//! | `running.rs`  | what is done in a process that runs already                                 |
 //! | `start.rs`    | the constructor: a program joins; hands functions down to `join/`           |
 //! | `hooks/`      | in place of functions of the C library, and of calls of static programs     |
 //! | `trap/`       | system calls are trapped; threads, forks, signals; processes that join late |
@@ -58,6 +59,7 @@ mod machine;
 mod pages;
 mod planted;
 mod programs;
+mod running;
 mod start;
 mod supervisor;
 mod thread;

@@ -15,23 +15,22 @@
 //!
 //! What it does not do: pages are not made read-only again after they were relocated (RELRO).
 
-use crate::machine::{region, sys};
+use crate::machine::{relocation::relocate, sys};
+use crate::running;
 use crate::start;
 use crate::supervisor::address;
 use crate::thread::trapped;
 use core::arch::global_asm;
 use core::ffi::c_char;
 
-const PT_DYNAMIC: u32 = 2;
-const DT_NULL: usize = 0;
-const DT_RELA: usize = 7;
-const DT_RELASZ: usize = 8;
-const R_X86_64_RELATIVE: usize = 8;
-
 // At its first instruction a program has its stack pointer at argc, aligned to 16 bytes, and rdx is what it
 // is to call at its end: nothing. So here rsp is 8 below, as at the beginning of any function.
 global_asm!(
     ".pushsection .text.memspill_begin,\"ax\",@progbits",
+    // BEFORE_ENTRY bytes before the other.
+    ".balign 16",
+    "jmp {running}",
+    ".balign 16",
     ".globl memspill_begin",
     ".type memspill_begin,@function",
     "memspill_begin:",
@@ -59,6 +58,7 @@ global_asm!(
     ".size memspill_begin, . - memspill_begin",
     ".popsection",
     begin = sym begin,
+    running = sym running::memspill_running,
 );
 
 /// `base`: where this library's ELF header is. `stack`: argc, argv and its null, the environment and its
@@ -75,41 +75,5 @@ unsafe extern "C" fn begin(base: usize, stack: *const usize) {
             address::ask_for_agent();
         }
         start::begin(environment);
-    }
-}
-
-#[repr(C)]
-struct Rela {
-    offset: usize,
-    info: usize,
-    addend: usize,
-}
-
-/// The image is linked at 0, so a virtual address is an offset from the base.
-///
-/// # Safety
-/// `base` is the ELF header of this library, all of which is mapped as its program headers say.
-unsafe fn relocate(base: usize) {
-    // SAFETY: the header and what it points to lie in the first segment, which is mapped; the dynamic section
-    // and what is relocated, in one that is writable.
-    unsafe {
-        let (mut table, mut bytes) = (0, 0);
-        for segment in region::segments(base).filter(|segment| segment.kind == PT_DYNAMIC) {
-            let mut entry = (base + segment.vaddr) as *const [usize; 2];
-            while (*entry)[0] != DT_NULL {
-                match *entry {
-                    [DT_RELA, at] => table = base + at,
-                    [DT_RELASZ, size] => bytes = size,
-                    _ => {}
-                }
-                entry = entry.add(1);
-            }
-        }
-        for index in 0..bytes / size_of::<Rela>() {
-            let rela = (table as *const Rela).add(index);
-            if (*rela).info == R_X86_64_RELATIVE {
-                ((base + (*rela).offset) as *mut usize).write(base + (*rela).addend);
-            }
-        }
     }
 }

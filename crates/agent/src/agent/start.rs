@@ -10,13 +10,24 @@ use crate::join::handshake;
 use crate::machine::sys;
 use crate::programs::{exec, preload, readable, site};
 use crate::supervisor::address;
-#[cfg(memspill_test)]
 use crate::thread::trapped;
 use crate::trap;
 
 /// What rooms below need of rooms above them.
 static ABOVE: Above =
     Above { trap_calls: trap::arm, follow_forks: fork::install, stand_before_calls, each_function };
+
+/// The same in a program that runs already, where threads are trapped one by one (`running.rs`).
+static ABOVE_RUNNING: Above = Above {
+    trap_calls: trap::running::take_over,
+    follow_forks: fork::install,
+    stand_before_calls,
+    each_function,
+};
+
+pub fn hand_down_running() {
+    above::hand_down(&ABOVE_RUNNING);
+}
 
 /// In the C library.
 fn stand_before_calls() {
@@ -44,6 +55,7 @@ unsafe extern "C" fn constructor(_argc: c_int, _argv: *const *const c_char, pass
         (0, place) => unsafe { (place as *const *const *const c_char).read() },
         _ => passed,
     };
+    trapped::set_loaded();
     // SAFETY: an array of strings that ends with a null pointer, or null.
     unsafe { begin(envp) };
 }

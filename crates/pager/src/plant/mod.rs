@@ -24,6 +24,9 @@
 //! | `tracer.rs` | others, from the asking to the exec            |
 //! | `tracee.rs` | a process that stands still: ptrace, registers |
 //! | `image.rs`  | what of the agent is mapped where              |
+//! | `running.rs` | processes that run already: in, and out again |
+//! | `stopped.rs` | all threads of one stand still                |
+//! | `refusal.rs` | why it cannot be                              |
 //!
 //! The main thread is the only tracer: whoever traces must do all of it, and a process that is below us as a
 //! child tells its stops to whichever of our threads waits. It is told of all that its tracees do, signals
@@ -36,9 +39,13 @@
 #![allow(unsafe_code, reason = "what a process does between fork and exec: sigprocmask, ptrace")]
 
 mod image;
+mod refusal;
+mod running;
+mod stopped;
 mod tracee;
 mod tracer;
 
+pub use running::{into_running, let_go};
 pub use tracer::{Askers, Tracer};
 
 use crate::published::Published;

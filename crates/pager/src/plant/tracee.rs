@@ -23,21 +23,29 @@ const PTRACE_SETSIGMASK: c_uint = 0x420b;
 /// The kernel's size, not the C library's.
 const SIGSET_BYTES: usize = 8;
 
-/// A process that stands still before its first instruction, with all signals blocked.
+/// A thread that stands still, before its first instruction or anywhere else, with all signals blocked.
 pub(super) struct Tracee {
     pid: pid_t,
-    /// As the kernel has set them.
+    /// Its program counter is at an instruction `syscall`. Below its stack pointer nobody needs anything.
     regs: user_regs_struct,
     meanwhile: Cell<Meanwhile>,
+    /// How it makes a call: by one step, or, where the breakpoint's signal may be the program's, by the stops
+    /// before and after it.
+    by_step: bool,
 }
 
 impl Tracee {
     pub(super) fn at_first_instruction(pid: pid_t, meanwhile: Meanwhile) -> io::Result<Tracee> {
         // SAFETY: integers, all of which may be 0.
         let regs = unsafe { std::mem::zeroed() };
-        let mut tracee = Tracee { pid, regs, meanwhile: Cell::new(meanwhile) };
+        let mut tracee = Tracee { pid, regs, meanwhile: Cell::new(meanwhile), by_step: true };
         tracee.regs = tracee.registers()?;
         Ok(tracee)
+    }
+
+    /// A thread that is anywhere. `regs`: as the struct says.
+    pub(super) fn anywhere(pid: pid_t, regs: user_regs_struct) -> Tracee {
+        Tracee { pid, regs, meanwhile: Cell::new(Meanwhile::default()), by_step: false }
     }
 
     /// Plants the agent, and lets it go on, with this signal mask.
@@ -77,7 +85,7 @@ impl Tracee {
     }
 
     /// Returns the address at which the agent begins.
-    fn map_agent(&self, agent: &Published) -> io::Result<u64> {
+    pub(super) fn map_agent(&self, agent: &Published) -> io::Result<u64> {
         let mut opened = Err(io::Error::from_raw_os_error(libc::ENOENT));
         for name in agent.names() {
             opened = opened.or_else(|_| self.open(agent, name));
@@ -123,7 +131,7 @@ impl Tracee {
     }
 
     /// Has it make a system call.
-    fn call(&self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
+    pub(super) fn call(&self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
         const ERRNO_MAX: u64 = 4095;
         let [rdi, rsi, rdx, r10, r8, r9] = args;
         let regs = user_regs_struct {
@@ -138,13 +146,13 @@ impl Tracee {
             ..self.regs
         };
         self.set_registers(&regs)?;
-        resume(self.pid, libc::PTRACE_SINGLESTEP, 0)?;
-        let now = wait_for_trap(self.pid, libc::PTRACE_SINGLESTEP, Trap::Step)?;
-        let before = self.meanwhile.get();
-        self.meanwhile.set(Meanwhile {
-            is_to_stop: before.is_to_stop || now.is_to_stop,
-            is_to_trap: before.is_to_trap || now.is_to_trap,
-        });
+        let steps: &[c_uint] =
+            if self.by_step { &[libc::PTRACE_SINGLESTEP] } else { &[libc::PTRACE_SYSCALL; 2] };
+        for how in steps {
+            resume(self.pid, *how, 0)?;
+            let now = wait_for_trap(self.pid, *how, Trap::Step)?;
+            self.meanwhile.set(self.meanwhile.get().and(now));
+        }
         let result = self.registers()?.rax;
         match result.wrapping_neg() {
             errno @ 1..=ERRNO_MAX => Err(io::Error::from_raw_os_error(errno as i32)),
@@ -152,16 +160,16 @@ impl Tracee {
         }
     }
 
+    pub(super) fn meanwhile(&self) -> Meanwhile {
+        self.meanwhile.get()
+    }
+
     fn registers(&self) -> io::Result<user_regs_struct> {
-        let mut regs = self.regs;
-        // SAFETY: the kernel fills the struct, which is the one that it has for this.
-        check(unsafe { ptrace(libc::PTRACE_GETREGS, self.pid, 0, &raw mut regs as usize) })?;
-        Ok(regs)
+        registers(self.pid)
     }
 
     fn set_registers(&self, regs: &user_regs_struct) -> io::Result<()> {
-        // SAFETY: the kernel reads the struct, which is the one that it has for this.
-        check(unsafe { ptrace(libc::PTRACE_SETREGS, self.pid, 0, std::ptr::from_ref(regs) as usize) })
+        set_registers(self.pid, regs)
     }
 
     fn peek(&self, addr: u64) -> io::Result<u64> {
@@ -182,6 +190,21 @@ impl Tracee {
     }
 }
 
+pub(super) fn registers(pid: pid_t) -> io::Result<user_regs_struct> {
+    // SAFETY: integers, all of which may be 0; the kernel fills the struct, which is the one that it has for
+    // this.
+    unsafe {
+        let mut regs: user_regs_struct = std::mem::zeroed();
+        check(ptrace(libc::PTRACE_GETREGS, pid, 0, &raw mut regs as usize))?;
+        Ok(regs)
+    }
+}
+
+pub(super) fn set_registers(pid: pid_t, regs: &user_regs_struct) -> io::Result<()> {
+    // SAFETY: the kernel reads the struct, which is the one that it has for this.
+    check(unsafe { ptrace(libc::PTRACE_SETREGS, pid, 0, std::ptr::from_ref(regs) as usize) })
+}
+
 /// A string and its NUL, as a processor would read them.
 fn words_of(text: &str) -> impl Iterator<Item = u64> {
     (0..=text.len() / 8).map(|index| {
@@ -193,7 +216,7 @@ fn words_of(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-fn check(result: libc::c_long) -> io::Result<()> {
+pub(super) fn check(result: libc::c_long) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -209,8 +232,17 @@ pub(super) enum Trap {
 /// Signals that could not be blocked, and came while it was at it. It has gone on first.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Meanwhile {
-    is_to_stop: bool,
-    is_to_trap: bool,
+    pub(super) is_to_stop: bool,
+    pub(super) is_to_trap: bool,
+}
+
+impl Meanwhile {
+    pub(super) fn and(self, more: Meanwhile) -> Meanwhile {
+        Meanwhile {
+            is_to_stop: self.is_to_stop || more.is_to_stop,
+            is_to_trap: self.is_to_trap || more.is_to_trap,
+        }
+    }
 }
 
 /// Waits for the trap, for which it was resumed by `how`. It may have been asked to stop by us, too.
@@ -232,7 +264,7 @@ pub(super) fn wait_for_trap(pid: pid_t, how: c_uint, trap: Trap) -> io::Result<M
 }
 
 /// The signal for which it has stopped, and whether that is an event of its own.
-fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
+pub(super) fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
     let wait = |options| {
         // SAFETY: the struct is integers, and lives across the call. (No signal interrupts it: those that are
         // handled are blocked.)
@@ -256,7 +288,7 @@ fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
 }
 
 /// Is the signal for which it has stopped of the kernel's making?
-fn is_of_kernel(pid: pid_t) -> io::Result<bool> {
+pub(super) fn is_of_kernel(pid: pid_t) -> io::Result<bool> {
     // SAFETY: the kernel fills the struct, which is integers.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
@@ -297,7 +329,7 @@ pub(super) fn trace_me() -> io::Result<()> {
 ///
 /// # Safety
 /// What `data` points to must be good for `how`.
-unsafe fn ptrace(how: c_uint, pid: pid_t, addr: usize, data: usize) -> libc::c_long {
+pub(super) unsafe fn ptrace(how: c_uint, pid: pid_t, addr: usize, data: usize) -> libc::c_long {
     // SAFETY: the caller's promise.
     unsafe { libc::ptrace(how, pid, addr, data) }
 }

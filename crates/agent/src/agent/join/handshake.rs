@@ -11,7 +11,8 @@
 //!   cannot know, for the process has another network namespace and does not reach it, the line is written
 //!   here. (In `kernel` mode the pager goes on to bring swapped-out pages of a fork's child.)
 //! - the supervisor is gone (nobody listens, or the socket ended): the process kills itself, because the tree
-//!   must die with its supervisor.
+//!   must die with its supervisor. One that runs already (`running.rs`) goes on as it was, until it has
+//!   joined.
 //!
 //! The socket is moved to a high number at once. The other descriptors have the lowest free numbers for a
 //! moment, and are closed before the program goes on; it nearly always has a single thread here, so nobody
@@ -108,6 +109,7 @@ pub fn try_join(kind: u32, fork: [u8; 16]) -> Result<()> {
     match receive::<Go>(&socket) {
         Some((Go { magic: MAGIC, errno: 0 }, _)) if made.trap() => {
             made.publish(kind, pid);
+            trapped::has_joined();
             Ok(())
         }
         _ => {
@@ -153,7 +155,7 @@ fn prepare(kind: u32, source: u32, fds: [Option<Fd>; 3], socket: &Fd) -> Result<
     };
     let flags = sys::O_CLOEXEC | sys::O_NONBLOCK;
     let traps = matches!(source, UFFD_LINK | UFFD_LINK_REGISTERED);
-    if traps && kind == KIND_EXEC && is_left_to_tracer() {
+    if traps && kind == KIND_EXEC && !trapped::was_running() && is_left_to_tracer() {
         return Err(LEFT_TO_TRACER);
     }
     let blocks = if traps { trapped::prepare(0)? } else { (0, 0) };
@@ -335,13 +337,14 @@ pub fn connect() -> Option<Fd> {
                 let behind = path.bytes.iter().take(path.len).skip(1);
                 name.name.iter_mut().zip(behind).for_each(|(place, byte)| *place = *byte);
             }
+            Err(_) if is_by_inode && trapped::was_running() => return None,
             Err(_) if is_by_inode => {
                 write_stderr_line(
                     "runs outside the budget: it is in another network namespace than memspill",
                 );
                 return None;
             }
-            Err(ECONNREFUSED) => sys::die(),
+            Err(ECONNREFUSED) => return is_lost(),
             Err(_) => return None,
         }
     }
@@ -458,9 +461,14 @@ pub fn send<T: Copy>(socket: &Fd, message: &T, fd: Option<&Fd>) {
         match ret {
             Ok(_) => return,
             Err(EINTR) => {}
-            Err(_) => sys::die(),
+            Err(_) => return is_lost().unwrap_or(()),
         }
     }
+}
+
+/// The supervisor is gone. None: the program runs already, and goes on as it was.
+fn is_lost<T>() -> Option<T> {
+    if trapped::was_running() { None } else { sys::die() }
 }
 
 /// One message and up to three descriptors. None: a message of another size, so a supervisor of another
@@ -490,7 +498,7 @@ pub fn receive<T: Copy>(socket: &Fd) -> Option<(T, [Option<Fd>; 3])> {
         };
         match ret {
             Err(EINTR) => {}
-            Ok(0) | Err(_) => sys::die(),
+            Ok(0) | Err(_) => return is_lost(),
             Ok(received) => break received,
         }
     };

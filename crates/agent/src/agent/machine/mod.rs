@@ -9,6 +9,7 @@
 //! | `region.rs`   | the memory that the agent owns, kept apart from the program's             |
 //! | `seccomp.rs`  | filters of system calls, as the kernel has them                            |
 //! | `affinity.rs` | on which CPU the evictor runs                                             |
+//! | `relocation.rs` | this library relocates itself, where no loader does                     |
 //! | `robust.rs`   | the robust locks of a thread                                              |
 //! | `numbers.rs`  | the kernel's numbers: errors, calls, flags                                |
 //! | `environment.rs`| the program's environment                                                 |
@@ -19,6 +20,7 @@ pub mod environment;
 pub mod gadget;
 pub mod numbers;
 pub mod region;
+pub mod relocation;
 pub mod robust;
 pub mod seccomp;
 pub mod sys;

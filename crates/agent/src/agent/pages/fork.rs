@@ -22,7 +22,7 @@ use core::mem::forget;
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
 use super::{channel, evict, from_pool, holes, reconcile, source, supervisor, table};
-use crate::common::words::{EXCLUDED, SWAPPED};
+use crate::common::words::{EVICTING, EXCLUDED, FILLING, SWAPPED};
 use crate::machine::sys::{PAGE, Result};
 
 /// The file with the child's words, while the fork is under way.
@@ -92,6 +92,18 @@ pub fn is_all_here() -> bool {
         at = page + PAGE;
     }
     table::next_was_registered(0).is_none()
+}
+
+/// Is no page on its way, out or in? When nobody is at work.
+pub fn is_nothing_on_its_way() -> bool {
+    let mut at = 0;
+    while let Some((page, word)) = table::next(at, table::TOP) {
+        if matches!(table::load(word).state(), EVICTING | FILLING) {
+            return false;
+        }
+        at = page + PAGE;
+    }
+    true
 }
 
 fn each_slot(mut tell: impl FnMut(u64, &super::source::Source)) {

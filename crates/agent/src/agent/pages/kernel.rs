@@ -94,6 +94,24 @@ pub fn close(fd: i32) {
     let _ = unsafe { gadget::call(nr::CLOSE, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
+/// All of them: the process pages itself no more.
+pub fn close_all() {
+    for at in [
+        &DESCRIPTORS.mem,
+        &DESCRIPTORS.maps,
+        &DESCRIPTORS.pagemap,
+        &DESCRIPTORS.words,
+        &DESCRIPTORS.bell,
+        &DESCRIPTORS.pool,
+        &DESCRIPTORS.uffd,
+    ] {
+        let fd = at.swap(-1, Ordering::Relaxed);
+        if fd >= 0 {
+            close(fd);
+        }
+    }
+}
+
 const PR_GET_DUMPABLE: usize = 3;
 const PR_SET_DUMPABLE: usize = 4;
 

@@ -50,7 +50,7 @@
 use crate::common::words::{self, FOR_KERNEL};
 use crate::machine::context::{Context, Info};
 use crate::machine::sys::{self, EIO, PAGE, Result, nr};
-use rules::is_on;
+use rules::{is_on, switch_off};
 
 pub mod channel;
 pub mod emptied;
@@ -202,6 +202,27 @@ pub unsafe fn call_that_maps(number: usize, args: [usize; 6]) -> Result<usize> {
 /// Processes with the same descriptors, and each its own memory, would have the other's memory for theirs.
 pub fn may_share_descriptors() -> bool {
     !is_on()
+}
+
+/// Is no page on its way? Where a word says that one is away the supervisor knows that nothing was there.
+pub fn may_end() -> bool {
+    !is_on() || fork::is_nothing_on_its_way()
+}
+
+/// Memory that is the agent's own: address, bytes.
+pub fn each_own(add: &mut dyn FnMut((usize, usize))) {
+    add(uses::kept(uses::TABLES));
+    add(uses::kept(uses::REGION));
+}
+
+/// The process pages itself no more: nothing is away, no call is trapped, and nothing is taken out. What is
+/// mapped stays.
+pub fn end() {
+    if is_on() {
+        holes::end();
+        switch_off();
+    }
+    kernel::close_all();
 }
 
 /// Before a fork (`fork.rs`). Err: it must not be made.

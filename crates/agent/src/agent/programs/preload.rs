@@ -13,6 +13,9 @@
 //! The copy lies on the stack of who runs the program; in the trap, on the agent's. The program's own list
 //! and texts stay as they are: it may free them, and the child of a vfork shares them with its parent.
 //!
+//! A program that ran already when the agent came (`running.rs`) has none of this in its environment: all of
+//! it is added to what it passes.
+//!
 //! Left alone: an environment without LD_PRELOAD, or with an empty one, which is how a program is kept out;
 //! and one in which the name of the agent leads elsewhere, and was written over (`readable.rs`).
 //!
@@ -71,6 +74,53 @@ static NAME: Name = Name::none();
 #[unsafe(link_section = ".data")]
 static SECOND_NAME: Name = Name::none();
 
+/// Whole entries of an environment, which a program that ran already before the agent came has not: they are
+/// added to what it passes.
+struct Added {
+    lens: [AtomicUsize; ADDED],
+    texts: UnsafeCell<[[u8; ADDED_BYTES]; ADDED]>,
+}
+
+/// LD_PRELOAD, ENV_NAME, ENV_FILE.
+const ADDED: usize = 3;
+const ADDED_BYTES: usize = 256;
+
+// SAFETY: written while the other threads stand still, and only read afterwards.
+unsafe impl Sync for Added {}
+
+#[unsafe(link_section = ".data")]
+static ADDED_TEXTS: Added =
+    Added { lens: [const { AtomicUsize::new(0) }; ADDED], texts: UnsafeCell::new([[0; ADDED_BYTES]; ADDED]) };
+
+/// In a process that runs already: what the programs are to have that it runs.
+///
+/// # Safety
+/// As for `find_variable`; and all other threads stand still.
+pub unsafe fn learn_to_add(environment: *const *const c_char) {
+    let names = ["LD_PRELOAD", ENV_NAME, ENV_FILE];
+    // SAFETY: the caller's promise.
+    let texts = unsafe { &mut *ADDED_TEXTS.texts.get() };
+    for ((name, text), kept_len) in names.iter().zip(texts).zip(&ADDED_TEXTS.lens) {
+        // SAFETY: the caller's promise.
+        let Some(value) = (unsafe { find_variable(environment, name) }) else { continue };
+        let len = name.len() + 1 + value.len();
+        // With a NUL behind it.
+        if len < text.len() {
+            let parts = name.as_bytes().iter().chain(b"=").chain(value);
+            text.iter_mut().zip(parts).for_each(|(place, byte)| *place = *byte);
+            kept_len.store(len, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The text of one of them, with its NUL.
+fn added(which: usize) -> Option<&'static [u8]> {
+    let len = ADDED_TEXTS.lens.get(which)?.load(Ordering::Relaxed);
+    // SAFETY: nobody writes it any more.
+    let text = unsafe { &*ADDED_TEXTS.texts.get() }.get(which)?;
+    (len != 0).then(|| text.get(..=len)).flatten()
+}
+
 /// In the constructor.
 ///
 /// # Safety
@@ -123,6 +173,9 @@ impl List {
             let rest = begins.strip_prefix(ENV_NAME.as_bytes());
             has_address |= rest.is_some_and(|rest| rest.starts_with(b"="));
         });
+        if !has_address && added(1).is_some() {
+            return list.with_added(count, preload);
+        }
         list.index = preload.filter(|_| has_address)?;
         let text = *list.entries.get(list.index)?;
         let len = readable::text_at(text, list.text.get_mut(..TEXT_BYTES)?).len();
@@ -140,6 +193,40 @@ impl List {
         let behind = [b':'].iter().chain(name).chain(&[0]);
         list.text.iter_mut().skip(len).zip(behind).for_each(|(place, byte)| *place = *byte);
         Some(list)
+    }
+
+    /// With what the program itself has not in its environment. None: there is no room.
+    fn with_added(mut self, count: usize, preload: Option<usize>) -> Option<List> {
+        let mut next = count;
+        let mut add = |entries: &mut [usize; ENTRIES_MAX + 1], text: &'static [u8]| {
+            // One is left for the null behind them.
+            let place = entries.get_mut(next).filter(|_| next < ENTRIES_MAX);
+            next += 1;
+            place.map(|place| *place = text.as_ptr() as usize)
+        };
+        for which in 1..ADDED {
+            if let Some(text) = added(which) {
+                add(&mut self.entries, text)?;
+            }
+        }
+        let ours = added(0)?;
+        let Some(index) = preload else {
+            add(&mut self.entries, ours)?;
+            // `lies_at` puts nothing in place of another.
+            self.index = usize::MAX;
+            return Some(self);
+        };
+        self.index = index;
+        let text = *self.entries.get(index)?;
+        let len = readable::text_at(text, self.text.get_mut(..TEXT_BYTES)?).len();
+        let name = ours.get(PRELOAD.len()..)?;
+        if len < PRELOAD.len() || len + 2 + name.len() > self.text.len() {
+            return None;
+        }
+        let separator: &[u8] = if len == PRELOAD.len() { b"" } else { b":" };
+        let behind = separator.iter().chain(name).chain(&[0]);
+        self.text.iter_mut().skip(len).zip(behind).for_each(|(place, byte)| *place = *byte);
+        Some(self)
     }
 
     /// It lies at this address, or will: what is to be passed.

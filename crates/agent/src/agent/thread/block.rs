@@ -414,6 +414,22 @@ pub fn memory_of(block: *mut Block) -> (usize, usize) {
     (block - STACK_BYTES, block + PAGE)
 }
 
+/// Where all blocks are: address, bytes. 0, 0: nowhere.
+pub fn arena() -> (usize, usize) {
+    (SHARED.arena.load(Ordering::Relaxed), SHARED.bytes.load(Ordering::Relaxed))
+}
+
+/// Does an address lie in the memory of all blocks?
+pub fn is_memory_of_blocks(at: usize) -> bool {
+    at.wrapping_sub(SHARED.arena.load(Ordering::Relaxed)) < SHARED.bytes.load(Ordering::Relaxed)
+}
+
+/// The blocks that threads have.
+pub fn taken() -> impl Iterator<Item = *mut Block> {
+    // SAFETY: blocks are never unmapped; the field is atomic.
+    blocks().filter(|block| unsafe { (**block).state.load(Ordering::SeqCst) } == TAKEN)
+}
+
 /// The blocks of the program's other threads.
 pub fn others(own: &Block) -> impl Iterator<Item = *mut Block> {
     let own = &raw const *own;

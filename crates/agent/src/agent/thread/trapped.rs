@@ -12,6 +12,37 @@ const ARCH_GET_GS: usize = 0x1004;
 #[unsafe(link_section = ".data.hot")]
 pub static IS_LATE: AtomicU32 = AtomicU32::new(0);
 
+/// Not 0: the agent comes into a process that runs already, and may have many threads (`trap/running.rs`).
+#[unsafe(link_section = ".data.hot")]
+static IS_RUNNING: AtomicU32 = AtomicU32::new(0);
+
+/// Not 0: the loader has put this library into the program.
+#[unsafe(link_section = ".data.hot")]
+static IS_LOADED: AtomicU32 = AtomicU32::new(0);
+
+pub fn set_loaded() {
+    IS_LOADED.store(1, Ordering::Relaxed);
+}
+
+pub fn is_loaded() -> bool {
+    IS_LOADED.load(Ordering::Relaxed) != 0
+}
+
+/// The program runs already, and all but one of its threads stand still.
+pub fn set_running() {
+    IS_RUNNING.store(1, Ordering::Relaxed);
+}
+
+/// The process has joined.
+pub fn has_joined() {
+    IS_RUNNING.store(0, Ordering::Relaxed);
+}
+
+/// Does the agent come into a program that runs already? Then it goes on as it was where that fails.
+pub fn was_running() -> bool {
+    IS_RUNNING.load(Ordering::Relaxed) != 0
+}
+
 /// Are calls trapped in this process?
 pub fn is_armed() -> bool {
     block::is_armed()
@@ -40,7 +71,7 @@ pub fn prepare(own_threads: u32) -> Result<(usize, usize)> {
     }
     gadget::find_fsgsbase();
     if !gadget::has_fsgsbase() && kernels_gs()? != 0
-        || sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
+        || !was_running() && sys::thread_count().is_some_and(|threads| threads > 1 + own_threads)
     {
         return Err(EBUSY);
     }

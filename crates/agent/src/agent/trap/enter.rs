@@ -249,6 +249,11 @@ pub fn is_before_call(of: usize) -> bool {
         .any(|label| at(label) == of)
 }
 
+/// Behind the call that is made for the program, where `is_foreign` says whether %gs is to be its own again.
+pub fn behind_call(is_foreign: bool) -> usize {
+    at(if is_foreign { memspill_made_foreign } else { memspill_made })
+}
+
 /// The addresses at which a seccomp filter sees the program's calls; most are at the first.
 pub fn made_at() -> [usize; 3] {
     [at(memspill_made), at(memspill_made_foreign), at(memspill_thread_ended)]

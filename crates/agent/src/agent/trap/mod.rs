@@ -22,6 +22,7 @@
 //! | `leave.rs` | those whose calls are trapped only until they have joined |
 //! | `filters.rs` | seccomp filters of the program |
 //! | `traced.rs` | who asks to be traced |
+//! | `running.rs` | threads that run already are trapped, and let go |
 //! | `handler.rs` | the handler, and what each call becomes |
 //! | `untrapped.rs` | a call from a rewritten site: may it be made without a trap |
 //!
@@ -50,6 +51,7 @@ pub mod handler;
 pub mod late;
 pub mod leave;
 pub mod rewrite;
+pub mod running;
 pub mod signals;
 pub mod traced;
 pub mod untrapped;

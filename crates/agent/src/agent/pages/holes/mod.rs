@@ -17,6 +17,7 @@
 
 use super::gate::{self, Alone};
 use super::{kernel, table};
+use crate::common::words::SWAPPED;
 use crate::machine::gadget;
 use crate::machine::sys::{self, Result, nr};
 
@@ -44,6 +45,21 @@ pub fn try_out(page: usize) -> Result<()> {
 pub fn in_child() {
     if !are_markers() {
         registered::in_child();
+    }
+}
+
+/// Nothing is closed any more, when nothing is away. (With a userfaultfd: when the last descriptor of it is
+/// closed.)
+pub fn end() {
+    if !are_markers() {
+        return;
+    }
+    let mut at = 0;
+    while let Some((page, word)) = table::next(at, table::TOP) {
+        if table::load(word).state() == SWAPPED {
+            markers::drop_from(page, page + sys::PAGE);
+        }
+        at = page + sys::PAGE;
     }
 }
 
