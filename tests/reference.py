@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 DOCUMENT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "docs", "reference.md")
-COMMANDS = ("run", "size", "ctl", "top", "kernel install", "doctor")
+COMMANDS = ("run", "attach", "size", "ctl", "top", "kernel install", "doctor")
 HEAD = """\
 # Reference
 
@@ -65,8 +65,13 @@ def options(memspill, *command):
     text = said(memspill, *command, "--help").stdout
     yield f"\n## memspill {' '.join(command)}\n\n{text.split(chr(10))[0]}.\n\n| option | |\n|---|---|\n"
     found = sections(text)
+    of_run = ()
+    if command[0] == "attach":
+        yield "| those of `run` | |\n"
+        run = sections(said(memspill, "run", "--help").stdout)
+        of_run = [name for name, _ in entries(run["Options"], OPTION)]
     for name, paragraphs in entries(found.get("Options", []) + found.get("Arguments", []), OPTION):
-        if "--help" not in name:
+        if "--help" not in name and name not in of_run:
             words = re.sub(r"\.?\0", ". ", "\0".join(paragraphs).replace("\0[default", " [default"))
             yield f"| `{cell(name)}` | {words} |\n"
     for name, paragraphs in entries(found.get("Commands", []), re.compile(r"  (\w+) +(.*)$")):

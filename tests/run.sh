@@ -159,6 +159,7 @@ suite "packages" 120 tests/packages.sh reference man \
     completions-bash completions-zsh completions-fish deb make ninja
 suite "knobs" 240 tests/knobs.sh
 suite "swap on NBD servers" 240 tests/nbd.sh --short
+suite "programs that run already" 180 tests/attach.sh --short
 suite "mutating verifier" 120 bash -c verifier
 suite "hard memory limit" 120 tests/memcg.sh killed-without mmap-4 all-8 fill-16 forks-8 \
     own-memory

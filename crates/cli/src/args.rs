@@ -4,7 +4,8 @@
 //! -m 1G sort -m` the second `-m` is sort's. An option that memspill does not know, before COMMAND, is an
 //! error; a command whose name begins with `-` goes after `--`.
 //!
-//! Exit codes for a wrong command line: 125 for `run` (whose other codes are the command's), else 2.
+//! Exit codes for a wrong command line: 125 for `run` (whose other codes are the command's) and `attach`,
+//! else 2.
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use crate::message::plain;
 use crate::serve;
 use crate::size::Size;
 use crate::spec::{self, SwapSpec};
+use memspill_pager::ctl::words::parse_range;
 use memspill_pager::run::{OnFull, OnThrash, Shared};
 
 /// Run a program in less memory than it needs: swap that lives in user space.
@@ -41,6 +43,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command within a memory budget; what does not fit is swapped out
     Run(Box<RunArgs>),
+    /// Give a program that runs already a memory budget, until it is detached
+    Attach(Box<AttachArgs>),
     /// Find the smallest budget with which a command is still fast enough
     Size(crate::sizing::SizeArgs),
     /// Look at running runs and change them: swap devices, budget
@@ -60,6 +64,7 @@ pub enum Command {
 const TOP_EXAMPLES: &str = "\
 Examples:
   memspill run --memory-max 2G -- python3 train.py
+  memspill attach -m 2G 4711
   memspill size -- python3 train.py
   memspill ctl swapon file:/data/swap,size=64G
   memspill top
@@ -100,11 +105,62 @@ Examples:
   memspill run -m 4G --swap ram:,size=1G,prio=100 --swap file:/data/swap,size=64G make -j8
   memspill run -m 4G --swap nbd://store.example/swap make -j8";
 
+const ATTACH_EXAMPLES: &str = "\
+PID stands still for a moment, and goes on. Programs that it starts from now on, and children, are within the
+budget too. ^C, SIGTERM or 'memspill ctl detach' bring back all that is swapped out and let it go on without
+memspill; if there is no memory for that, it stays attached. If memspill is killed (SIGKILL), PID ends too:
+what is swapped out would be lost to it.
+
+Sizes, swap devices and memory groups are as for run: see 'memspill run --help'. It is always agent mode.
+It takes the right to trace PID (ptrace): be root, or its user where kernel.yama.ptrace_scope is 0.
+
+Exit status: 0 when PID has ended or was detached;
+  125  memspill itself failed, or cannot attach
+  137  killed, also when swap ran out (--on-full=kill)
+
+Examples:
+  memspill attach -m 2G 4711
+  sudo memspill attach -m 50% --swap file:/data/swap,size=64G $(pidof postgres | tr ' ' '\\n' | tail -n 1)
+  memspill ctl limit 3G
+  memspill ctl detach";
+
 #[derive(Args, Debug)]
 #[command(after_help = RUN_EXAMPLES, override_usage = "memspill run [OPTIONS] --memory-max <SIZE> [--] \
     COMMAND [ARG]...")]
 pub struct RunArgs {
-    /// Memory budget of COMMAND and its children together
+    #[command(flatten)]
+    pub options: Options,
+
+    /// The command and its arguments; options after COMMAND are the command's own
+    // No allow_hyphen_values: with it a mistyped option of ours would be taken for COMMAND.
+    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+#[command(after_help = ATTACH_EXAMPLES)]
+pub struct AttachArgs {
+    #[command(flatten)]
+    pub options: Options,
+
+    /// The process, which goes on as it is
+    #[arg(value_name = "PID")]
+    pub pid: u32,
+
+    /// For a library in that process: a line is written to this descriptor, `attached PID` or what is wrong,
+    /// and it is closed
+    #[arg(long, value_name = "FD", hide = true)]
+    pub ready_fd: Option<i32>,
+
+    /// For a library in that process: only memory between these addresses is counted and managed
+    #[arg(long, value_name = "START-END", hide = true, value_parser = parse_range)]
+    pub arena: Option<(u64, u64)>,
+}
+
+/// What a run is asked for, whether it starts its program or not.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// Memory budget of the program and its children together
     ///
     /// Counted: their anonymous pages in RAM (heap, stacks, private mappings), pages compressed in RAM, pages
     /// on their way in or out, memspill's own tables, and shared memory, each object once. Not counted:
@@ -191,12 +247,13 @@ pub struct RunArgs {
     #[arg(hide_possible_values = true)]
     pub shared: Shared,
 
-    /// Print statistics to stderr when COMMAND ends: ten lines, or with --stats=all each one that there is
+    /// Print statistics to stderr when the program ends: ten lines, or with --stats=all each one that there
+    /// is
     #[arg(long, value_name = "WHICH", value_enum, num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "short", hide_possible_values = true)]
     pub stats: Option<Stats>,
 
-    /// Write statistics as JSON to FILE when COMMAND ends
+    /// Write statistics as JSON to FILE when the program ends
     #[arg(long, value_name = "FILE")]
     pub stats_json: Option<PathBuf>,
 
@@ -209,8 +266,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 
-    /// Serve statistics as OpenMetrics text at http://ADDR:PORT/metrics while COMMAND runs; a PORT alone is
-    /// for this machine only
+    /// Serve statistics as OpenMetrics text at http://ADDR:PORT/metrics while the program runs; a PORT alone
+    /// is for this machine only
     #[arg(long, value_name = "ADDR:PORT", value_parser = serve::parse_address)]
     pub metrics: Option<SocketAddr>,
 
@@ -232,11 +289,6 @@ pub struct RunArgs {
     /// Say on stderr what memspill does
     #[arg(short, long)]
     pub verbose: bool,
-
-    /// The command and its arguments; options after COMMAND are the command's own
-    // No allow_hyphen_values: with it a mistyped option of ours would be taken for COMMAND.
-    #[arg(trailing_var_arg = true, required = true, value_name = "COMMAND")]
-    pub command: Vec<OsString>,
 }
 
 #[derive(Args, Debug)]
@@ -292,7 +344,7 @@ fn parse_slowdown(text: &str) -> Result<f64, String> {
     factor.filter(|factor| (1.1..=100.0).contains(factor)).ok_or("a number from 1.1 to 100, such as 5".into())
 }
 
-impl RunArgs {
+impl Options {
     /// Was that directory asked for by name?
     pub fn names_swap_dir(&self) -> bool {
         self.swap_dir.is_some() || std::env::var_os("MEMSPILL_DIR").is_some_and(|dir| !dir.is_empty())
@@ -333,7 +385,7 @@ pub fn asks_for_knobs(arguments: &[OsString]) -> bool {
 
 /// The exit code for a command line that clap refused.
 pub fn usage_exit(arguments: &[OsString]) -> u8 {
-    let is_run = arguments.get(1).is_some_and(|first| first == OsStr::new("run"));
+    let is_run = arguments.get(1).is_some_and(|first| first == "run" || first == "attach");
     if is_run { exit::OWN_FAILURE } else { exit::USAGE }
 }
 
@@ -365,6 +417,9 @@ pub fn mend(error: &clap::Error, name: &str) -> Option<&'static str> {
     match (error.kind(), name) {
         (ErrorKind::MissingRequiredArgument, "memspill run") => {
             Some("such as: memspill run -m 2G -- python3 train.py")
+        }
+        (ErrorKind::MissingRequiredArgument, "memspill attach") => {
+            Some("such as: memspill attach -m 2G 4711")
         }
         (ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument, "memspill") if !is_guessed => {
             Some("to run a command: memspill run -m 2G -- COMMAND")
@@ -417,7 +472,7 @@ mod tests {
 
     #[test]
     fn defaults() {
-        let args = run(&["-m", "2G", "true"]);
+        let args = run(&["-m", "2G", "true"]).options;
         assert_eq!(args.memory_max, Budget::Size(Size::Bytes(2 << 30)));
         assert_eq!((args.swap_max, args.disk_free), (None, Size::Bytes(1 << 30)));
         assert_eq!((args.on_full, args.swap.len(), args.tune.len()), (OnFull::Kill, 0, 0));
@@ -432,13 +487,13 @@ mod tests {
         ] {
             let args = run(arguments);
             assert_eq!(args.command, ["sort", "-m", "--stats", "--", "-x"], "{arguments:?}");
-            assert_eq!(args.stats, None);
+            assert_eq!(args.options.stats, None);
         }
         assert_eq!(run(&["-m", "1G", "--", "--odd", "--help"]).command, ["--odd", "--help"]);
         assert_eq!(run(&["-m1G", "prog", "--help"]).command, ["prog", "--help"]);
         let args = run(&["-m1G", "--stats", "all"]);
-        assert!(args.stats == Some(Stats::Short) && args.command == ["all"]);
-        assert_eq!(run(&["-m1G", "--stats=all", "true"]).stats, Some(Stats::All));
+        assert!(args.options.stats == Some(Stats::Short) && args.command == ["all"]);
+        assert_eq!(run(&["-m1G", "--stats=all", "true"]).options.stats, Some(Stats::All));
         assert_eq!(run(&["-m1G", "prog", "--version"]).command, ["prog", "--version"]);
     }
 
@@ -454,7 +509,8 @@ mod tests {
             "--tune=old",
             "-v",
             "true",
-        ]);
+        ])
+        .options;
         assert_eq!(args.swap.len(), 2);
         assert_eq!(args.tune, ["a=1", "old"]);
         assert!(args.verbose);
@@ -462,7 +518,7 @@ mod tests {
 
     #[test]
     fn refusals_are_one_line() {
-        let cases: [(&[&str], &str); 14] = [
+        let cases: [(&[&str], &str); 16] = [
             (&["run", "-m", "1G", "--swap-max", "-3G", "true"], "cannot be negative"),
             (&["run", "-m", "--stats", "true"], "no number"),
             (&["run", "true"], "--memory-max"),
@@ -475,6 +531,8 @@ mod tests {
             (&["run", "-m", "1G", "--swap", "file:", "true"], "needs a path"),
             (&["run", "-m", "1G", "--tune", "x", "true"], "NAME=VALUE"),
             (&["run", "-m", "1G", "--on-full", "cry", "true"], "kill"),
+            (&["attach", "-m", "1G"], "PID"),
+            (&["attach", "-m", "1G", "python3"], "invalid value"),
             (&[], "subcommand"),
             (&["rum"], "rum"),
         ];
@@ -494,6 +552,7 @@ mod tests {
     fn exit_codes_of_a_wrong_command_line() {
         let code = |words: &[&str]| usage_exit(&words.iter().map(OsString::from).collect::<Vec<_>>());
         assert_eq!(code(&["memspill", "run", "--bogus"]), 125);
+        assert_eq!(code(&["memspill", "attach", "--bogus"]), 125);
         assert_eq!(code(&["memspill", "doctor", "--bogus"]), 2);
         assert_eq!(code(&["memspill"]), 2);
     }

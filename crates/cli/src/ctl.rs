@@ -27,12 +27,13 @@ Examples:
   memspill ctl swapon file:/data/swap,size=64G,prio=5
   memspill ctl swapon nbd://store.example/swap,timeout=5m
   memspill ctl swapoff file:/data/swap
-  memspill ctl limit 3G";
+  memspill ctl limit 3G
+  memspill ctl detach";
 
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = false)]
 pub struct CtlArgs {
-    /// The run, by the process id of its `memspill run`; needed where there are several
+    /// The run, by the process id of its `memspill run` or `attach`; needed where there are several
     #[arg(long, value_name = "PID", conflicts_with = "all")]
     pid: Option<u32>,
 
@@ -75,6 +76,9 @@ enum CtlCommand {
         #[arg(value_name = "SIZE", allow_hyphen_values = true, value_parser = size::parse_nonzero)]
         size: Size,
     },
+    /// Let the processes of a `memspill attach` go on without memspill, as they were, once all that is
+    /// swapped out is back; ^C ends the waiting, and they stay attached
+    Detach,
     /// Swap pages of a process out now, as MADV_PAGEOUT does
     Pageout {
         /// A process of the run
@@ -141,6 +145,7 @@ fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
             let ram_bytes = Memory::of_this_machine().usable_bytes();
             Request::Limit { bytes: size.resolve(ram_bytes).unwrap_or(ram_bytes) }
         }
+        CtlCommand::Detach => Request::Detach,
         CtlCommand::Pageout { process, ranges } => Request::Pageout { pid: *process, ranges: ranges.clone() },
         CtlCommand::Cold { process, ranges } => Request::Cold { pid: *process, ranges: ranges.clone() },
     };
@@ -158,7 +163,7 @@ fn carry_out(args: &CtlArgs, runs: &[RunSocket]) -> Result<(), String> {
 
 fn send_request(run: &RunSocket, request: &Request) -> Result<String, String> {
     let interrupts = match request {
-        Request::Swapoff { .. } | Request::Limit { .. } => {
+        Request::Swapoff { .. } | Request::Limit { .. } | Request::Detach => {
             Some(Interrupts::block().map_err(|e| format!("cannot block signals: {e}"))?)
         }
         _ => None,
@@ -172,6 +177,7 @@ fn send_request(run: &RunSocket, request: &Request) -> Result<String, String> {
 pub fn far(request: &Request, done: u64, total: u64) -> String {
     match request {
         Request::Swapoff { name } => format!("swapoff {name}: {done} of {total} pages"),
+        Request::Detach => format!("{} of {} are back in memory", human(done), human(total)),
         _ => format!("{} of {} have left memory", human(done), human(total)),
     }
 }

@@ -4,7 +4,7 @@
 //! unlinked file in the swap directory when its share of the budget is used up. If that directory is RAM
 //! itself, and nobody has asked for it, there is no file.
 
-use crate::args::RunArgs;
+use crate::args::Options;
 use crate::machine::{Memory, is_in_ram};
 use crate::message::{plain, words};
 use crate::size;
@@ -60,7 +60,7 @@ pub struct Opening {
 }
 
 /// The devices with which a run begins.
-pub fn open(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Vec<Device>, String> {
+pub fn open(args: &Options, memory_max_bytes: u64, opening: &Opening) -> Result<Vec<Device>, String> {
     if args.swap.len() > ENTRY_DEVICES_MAX {
         return Err(format!("at most {ENTRY_DEVICES_MAX} swap devices can be used at once"));
     }
@@ -203,7 +203,7 @@ fn with_planned_failure<B: Backing + 'static>(backing: B, fail: Option<Fail>) ->
     Arc::new(FaultyBacking::new(backing, plan))
 }
 
-fn default_device(args: &RunArgs, memory_max_bytes: u64, opening: &Opening) -> Result<Device, String> {
+fn default_device(args: &Options, memory_max_bytes: u64, opening: &Opening) -> Result<Device, String> {
     let dir = args.swap_dir();
     let is_in_ram = is_in_ram(&dir);
     if is_in_ram && !args.names_swap_dir() {

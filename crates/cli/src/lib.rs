@@ -7,6 +7,7 @@
 //!      ├─ run.rs     memspill run (exec.rs: what the command is, before it is started)
 //!      │             (stats.rs: what is counted; report.rs, metrics.rs: how it is said; serve.rs)
 //!      │             (reporting/: the page of --report)
+//!      ├─ attach.rs  memspill attach
 //!      ├─ sizing/    memspill size
 //!      ├─ ctl.rs     memspill ctl
 //!      ├─ top/       memspill top
@@ -24,6 +25,7 @@
 mod message;
 
 pub mod args;
+mod attach;
 mod budget;
 pub mod child;
 mod completions;
@@ -77,6 +79,7 @@ pub fn main() -> ExitCode {
     };
     match cli.command {
         Command::Run(args) => ExitCode::from(run::run(*args)),
+        Command::Attach(args) => ExitCode::from(attach::attach(*args)),
         Command::Size(args) => ExitCode::from(sizing::size(&args)),
         Command::Ctl(args) => ExitCode::from(ctl::ctl(&args)),
         Command::Top(args) => ExitCode::from(top::top(&args)),

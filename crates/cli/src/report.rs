@@ -1,6 +1,6 @@
 //! What a run says of itself, at its end or when asked: `--stats` for a reader, `--stats-json` for a program.
 
-use crate::args::{RunArgs, Stats};
+use crate::args::{Options, Stats};
 use crate::message::words;
 use crate::size::{human, short};
 use crate::stats::{self, Stat, Unit};
@@ -25,7 +25,7 @@ use std::path::Path;
 /// Version of the JSON's shape: raised when a name changes its meaning or goes.
 const SCHEMA: u32 = 1;
 
-pub fn at_the_end(args: &RunArgs, ended: &Ended) {
+pub fn at_the_end(args: &Options, ended: &Ended) {
     match args.stats {
         Some(Stats::Short) => eprint!("{}", short_table(&ended.run)),
         Some(Stats::All) => eprint!("{}", table(&ended.run)),

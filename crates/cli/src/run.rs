@@ -5,7 +5,7 @@
 //! they may, and what is too small even so is refused. Then the swap devices are opened, so that a directory
 //! without permission is an error before the command runs, and the supervisor takes over.
 
-use crate::args::{self, OnOff, RunArgs};
+use crate::args::{self, OnOff, Options, RunArgs};
 use crate::budget::{Budget, Following};
 use crate::devices::{self, Opening};
 use crate::exit;
@@ -24,7 +24,7 @@ use memspill_pager::door::source::{self, Mode};
 use memspill_pager::limits::{self, Limits};
 use memspill_pager::run::record::Recording;
 use memspill_pager::run::{OnThrash, Run, Settings, Shared};
-use memspill_pager::supervisor::{self, Config};
+use memspill_pager::supervisor::{self, Config, Root};
 use std::fs::File;
 use std::io;
 use std::net::TcpListener;
@@ -33,47 +33,69 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Runs the command within its budget; returns the exit code.
-pub fn run(args: RunArgs) -> u8 {
-    let inspection = exec::inspect(&args.command[0]);
+pub fn run(RunArgs { options, command }: RunArgs) -> u8 {
+    let inspection = exec::inspect(&command[0]);
     if let Some((exit, reason)) = inspection.refusal() {
         eprintln!("memspill: {reason}");
         return exit;
     }
     // Before anything is opened: all that follows is under these limits.
     let limits = Limits::raise();
-    let mode = match doctor::choose(doctor::Wanted { mode: args.mode, holes: args.holes }) {
+    let Some(mode) = mode_found(&options, options.mode) else { return exit::OWN_FAILURE };
+    let has_loader = inspection.has_loader();
+    let mode = mode_for(has_loader, mode, &options);
+    let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
+    let what = format!("memspill run: {}", words.join(" "));
+    carry_out(&options, mode, limits, Root::Command { words: command, has_loader }, &what).unwrap_or_else(
+        |reason| {
+            eprintln!("memspill: {}", plain(&reason));
+            exit::OWN_FAILURE
+        },
+    )
+}
+
+/// The fastest mode of those asked for that this machine has. None: it has none, and that was said.
+pub fn mode_found(options: &Options, mode: args::Mode) -> Option<Mode> {
+    match doctor::choose(doctor::Wanted { mode, holes: options.holes }) {
         Ok((mode, why)) => {
-            if args.verbose {
+            if options.verbose {
                 eprintln!("memspill: mode: {}", why.found);
             }
-            mode
+            Some(mode)
         }
         Err(blockers) => {
             eprint!("{}", doctor::refusal(&blockers));
-            return exit::OWN_FAILURE;
+            None
         }
-    };
+    }
+}
+
+/// A run, from its preparation to its report. Returns the exit code, or why there is no run. `what`: a title.
+pub fn carry_out(
+    options: &Options,
+    mode: Mode,
+    limits: Limits,
+    root: Root,
+    what: &str,
+) -> Result<u8, String> {
     let mut reporting = None;
-    let has_loader = inspection.has_loader();
-    match prepare(&args, mode_for(has_loader, mode, &args), limits, &mut reporting)
-        .map(|config| Config { has_loader, ..config })
+    match prepare(options, mode, limits, root, what, &mut reporting)
         .and_then(|config| supervisor::supervise(config).map_err(|e| e.to_string()))
     {
         Ok(ended) => {
-            report::at_the_end(&args, &ended);
-            reporting.inspect(|reporting| reporting.end(&args, &ended));
-            ended.exit_code as u8
+            report::at_the_end(options, &ended);
+            reporting.inspect(|reporting| reporting.end(options, &ended));
+            Ok(ended.exit_code as u8)
         }
         Err(reason) => {
             reporting.inspect(|reporting| reporting.discard());
-            eprintln!("memspill: {}", plain(&reason));
-            exit::OWN_FAILURE
+            Err(reason)
         }
     }
 }
 
 /// A static program gets agent mode, if there is a choice: all its calls are trapped there.
-fn mode_for(has_loader: bool, found: Mode, args: &RunArgs) -> Mode {
+fn mode_for(has_loader: bool, found: Mode, args: &Options) -> Mode {
     let is_free = args.mode == args::Mode::Auto && args.shared != Shared::All;
     if has_loader || found != Mode::Kernel || !is_free {
         return found;
@@ -174,9 +196,11 @@ impl Operator for RunOperator {
 
 /// `reporting`: what is opened of it is there even where something fails after it.
 fn prepare(
-    args: &RunArgs,
+    args: &Options,
     mode: Mode,
     limits: Limits,
+    root: Root,
+    what: &str,
     reporting: &mut Option<Arc<Reporting>>,
 ) -> Result<Config, String> {
     let memory = Memory::of_this_machine();
@@ -223,11 +247,10 @@ fn prepare(
     let groups = groups::rules(&args.group, memory_max_bytes)?;
     let door = Door::open(source, features, &groups, args.shared == Shared::All)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
-    *reporting = Reporting::open(args, mode)?;
+    *reporting = Reporting::open(args, mode, what)?;
     let swap_max_bytes = args.swap_max.and_then(|s| s.resolve(ram_bytes));
     Ok(Config {
-        command: args.command.clone(),
-        has_loader: true,
+        root,
         devices,
         tuning,
         settings: Settings {

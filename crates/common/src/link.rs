@@ -208,6 +208,10 @@ pub struct Link {
     pub held: u32,
     /// New memory of so many bytes is closed at any time, and `CLOSED_MAX` times as much is not. 0: none is.
     pub closed_bytes: u64,
+    /// Only what lies between these addresses is closed; both are 0: wherever it lies. Written by the
+    /// supervisor.
+    pub only_from: u64,
+    pub only_to: u64,
     /// See above.
     pub take: u64,
     /// Pages that threads bring by themselves. See above.

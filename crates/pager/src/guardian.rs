@@ -6,7 +6,8 @@
 //! socket closes; but a child that was forked a moment ago, or by a raw clone, has no agent. So the guardian
 //! shares the supervisor's descriptor table (CLONE_FILES without CLONE_VM), which stays open as long as the
 //! guardian lives. The kernel signals it when the supervisor dies; it then kills every process of the tree
-//! (which it finds by the token in their environment and by their parents), and exits only after that.
+//! (which it finds by the token in their environment and by their parents; where the supervisor is attached
+//! to a process, by the agent that they have mapped), and exits only after that.
 //!
 //! Then it empties the files of which the supervisor had some swapped out (`swapped_files.rs`), and removes
 //! the agent's file (`published.rs`).
@@ -19,15 +20,23 @@
 //! this file.
 #![allow(unsafe_code, reason = "a raw clone with a shared descriptor table, signal waits")]
 
+use crate::proc::with_agent;
 use crate::signals::GUARDIAN_ENDED;
 use crate::swapped_files::SwappedFiles;
 use crate::times::{GUARDIAN_LOOK, GUARDIAN_STEP_MAX, GUARDIAN_SURE, KILL_STEP};
 use std::io;
 use std::time::Instant;
 
-/// Start the guardian and return its pid. `token` is in the environment of each process of the tree.
-/// `agent`: the agent's file, if it has a name.
-pub fn start(token: &str, held: &SwappedFiles, agent: Option<&str>) -> io::Result<u32> {
+/// How the guardian knows the processes of the run.
+pub enum Known<'a> {
+    /// By what is in the environment of each, or of one above it.
+    Token(&'a str),
+    /// By the inodes of the agent's file, which each has mapped.
+    Agent(&'a [u64]),
+}
+
+/// Start the guardian and return its pid. `agent`: the agent's file, if it has a name.
+pub fn start(known: &Known<'_>, held: &SwappedFiles, agent: Option<&str>) -> io::Result<u32> {
     let supervisor = std::process::id();
     let flags = libc::CLONE_FILES | GUARDIAN_ENDED;
     // SAFETY: this works like fork(): no stack is given, so the child runs on a copy of ours, and it never
@@ -36,13 +45,13 @@ pub fn start(token: &str, held: &SwappedFiles, agent: Option<&str>) -> io::Resul
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
-        0 => watch(supervisor, token, held, agent),
+        0 => watch(supervisor, known, held, agent),
         pid => Ok(pid as u32),
     }
 }
 
 /// What the guardian's process does: wait for the supervisor's death, kill the tree, exit.
-fn watch(supervisor: u32, token: &str, held: &SwappedFiles, agent: Option<&str>) -> ! {
+fn watch(supervisor: u32, known: &Known<'_>, held: &SwappedFiles, agent: Option<&str>) -> ! {
     // SAFETY: prctl and signal calls with constant arguments; sets are initialised by sigfillset.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -59,7 +68,7 @@ fn watch(supervisor: u32, token: &str, held: &SwappedFiles, agent: Option<&str>)
             libc::sigtimedwait(&death, std::ptr::null_mut(), &timeout);
         }
     }
-    kill_tree(token);
+    kill_tree(known);
     held.empty_all();
     // (Gone, where the supervisor has ended by itself.)
     agent.map(std::fs::remove_file);
@@ -91,15 +100,20 @@ fn close_all_but_files() {
 ///
 /// A process that is frozen, or waits in the kernel, ends later; its userfaultfd must stay open until then.
 /// A process that we are not allowed to kill is not of the tree, or has no userfaultfd.
-fn kill_tree(token: &str) {
+fn kill_tree(known: &Known<'_>) {
     let me = std::process::id();
     let mut pause = KILL_STEP;
     let mut empty_since = None;
     loop {
         let made = crate::proc::last_made();
-        let mut tree: Vec<u32> = crate::proc::with_environment(token);
-        let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
-        tree.extend(below);
+        let mut tree: Vec<u32> = match known {
+            Known::Token(token) => crate::proc::with_environment(token),
+            Known::Agent(inodes) => with_agent(inodes),
+        };
+        if let Known::Token(_) = known {
+            let below: Vec<u32> = tree.iter().flat_map(|pid| crate::proc::descendants(*pid)).collect();
+            tree.extend(below);
+        }
         tree.retain(|pid| *pid != me && !crate::proc::has_ended(*pid));
         // SAFETY: a plain kill.
         tree.retain(|pid| unsafe { libc::kill(*pid as i32, libc::SIGKILL) } == 0);

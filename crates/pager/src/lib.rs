@@ -12,7 +12,9 @@ macro_rules! eprintln {
 }
 
 mod advice;
+pub mod attach;
 pub mod ctl;
+mod detach;
 pub mod door;
 pub mod exit;
 mod faults;

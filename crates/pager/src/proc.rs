@@ -3,6 +3,7 @@
 //! Our own, because maps are read line by line through one buffer, in bytes: the crate procfs holds all lines
 //! as structures, which would count against the budget, and gives up at names that are not UTF-8.
 
+use memspill_common::protocol::is_agent;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
 use std::ffi::OsStr;
@@ -910,6 +911,25 @@ pub fn descendants(root: u32) -> Vec<u32> {
     tree.split_off(1)
 }
 
+/// All processes that have the agent mapped, by the inodes of its file.
+pub fn with_agent(inodes: &[u64]) -> Vec<u32> {
+    let has = |pid: &u32| {
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        agent_in(&String::from_utf8_lossy(&maps)).is_some_and(|inode| inodes.contains(&inode))
+    };
+    all_processes().into_iter().filter(has).collect()
+}
+
+/// The inode of the agent's file, if /proc/PID/maps has it.
+pub fn agent_in(maps: &str) -> Option<u64> {
+    maps.lines().find_map(|line| {
+        // `start-end perms offset dev inode path`
+        let mut fields = line.splitn(6, ' ');
+        let (inode, file) = (fields.nth(4)?.parse().ok()?, fields.next()?.trim());
+        is_agent(file).then_some(inode)
+    })
+}
+
 /// Processes whose environment at exec held this text. For the guardian, when the tree of parents is gone.
 pub fn with_environment(text: &str) -> Vec<u32> {
     let mut found = Vec::new();
@@ -948,6 +968,14 @@ pub fn thread(pid: u32, own_tid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_is_known_by_its_file() {
+        let maps = "1000-2000 r-xp 00000000 08:01 7   /a b\n\
+                    2000-3000 r-xp 00000000 00:01 4711   /memfd:memspill-agent (deleted)\n";
+        assert_eq!(agent_in(maps), Some(4711));
+        assert_eq!(agent_in("1000-2000 rw-p 00000000 00:00 0 \n"), None);
+    }
 
     #[test]
     fn a_file_is_read_whole_however_long_it_is() {

@@ -87,6 +87,16 @@ impl Published {
         std::iter::once(self.path()).chain(self.file())
     }
 
+    /// By which it is known where it is mapped.
+    pub fn inodes(&self) -> Vec<u64> {
+        let memfd = identity(&self.memfd).ok();
+        memfd
+            .into_iter()
+            .chain(self.named.as_ref().map(|named| named.identity))
+            .map(|(_, inode)| inode)
+            .collect()
+    }
+
     /// Is this file, of another process, the agent?
     pub fn is(&self, file: &Path) -> bool {
         let ours = [identity(&self.memfd).ok(), self.named.as_ref().map(|named| named.identity)];

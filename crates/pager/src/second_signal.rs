@@ -17,6 +17,9 @@
 //! handles ^C goes on when it gets one now and then, and a program with a line editor goes on at its prompt
 //! however often ^C is pressed.
 //!
+//! *A run that is attached to a process* never ends it for a signal: each one asks for it to be let go, and
+//! the main thread has them all.
+//!
 //! What it does not do: tell apart two signals of a kind that come at the same time. The kernel merges them,
 //! and timeout(1) always sends two, one to its child and one to its group.
 
@@ -43,11 +46,16 @@ pub struct SecondSignal {
 
 impl SecondSignal {
     /// Start the thread, which waits for the signals of this set. They are blocked in all threads.
-    pub fn start(signals: signals::SignalSet, guardian: u32) -> std::io::Result<Arc<SecondSignal>> {
+    /// `ends_tree`: the second one does.
+    pub fn start(
+        signals: signals::SignalSet,
+        guardian: u32,
+        ends_tree: bool,
+    ) -> std::io::Result<Arc<SecondSignal>> {
         let new = Arc::new(SecondSignal::default());
         let of_thread = new.clone();
         let thread = std::thread::Builder::new().name("memspill-signals".into()).stack_size(256 << 10);
-        thread.spawn(move || of_thread.watch(&signals, guardian))?;
+        thread.spawn(move || of_thread.watch(&signals, guardian, ends_tree))?;
         Ok(new)
     }
 
@@ -66,11 +74,11 @@ impl SecondSignal {
         Some(self.exit_code.load(Ordering::Relaxed)).filter(|code| *code != 0)
     }
 
-    fn watch(&self, signals: &signals::SignalSet, guardian: u32) -> ! {
+    fn watch(&self, signals: &signals::SignalSet, guardian: u32, ends_tree: bool) -> ! {
         let mut last: Option<Instant> = None;
         loop {
             let Some((signal, from_user)) = signals.wait(Duration::from_secs(3600)) else { continue };
-            if matches!(signal, libc::SIGINT | libc::SIGTERM) {
+            if ends_tree && matches!(signal, libc::SIGINT | libc::SIGTERM) {
                 let now = Instant::now();
                 let since = last.map(|before| now - before);
                 if is_second(since, from_user, || self.command_goes_on(signal), signals::at_a_prompt) {

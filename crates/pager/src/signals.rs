@@ -3,9 +3,11 @@
 
 use crate::exit;
 use crate::limits::Limits;
+use crate::proc::with_agent;
 use crate::times::KILLED_STEP;
+use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -64,6 +66,11 @@ pub fn keep_statuses() -> bool {
 pub fn kill_tree(guardian: u32) -> usize {
     let tree = crate::proc::descendants(std::process::id());
     tree.into_iter().filter(|pid| *pid != guardian).map(|pid| send(pid, libc::SIGKILL)).count()
+}
+
+/// The same where it is not below us: to each process that has the agent of this run mapped.
+pub fn kill_with_agent(inodes: &[u64]) -> usize {
+    with_agent(inodes).into_iter().map(|pid| send(pid, libc::SIGKILL)).count()
 }
 
 /// Is our terminal in the hands of a program that reads key by key, such as a line editor?
@@ -198,6 +205,15 @@ pub fn wait_any() -> Waited {
         -1 if io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) => Waited::Nobody,
         -1 | 0 => Waited::Lives,
         pid => Waited::For(pid as u32, status),
+    }
+}
+
+/// A descriptor that we were started with, and that is ours alone from now on. None: there is none.
+pub fn inherited_file(fd: i32) -> Option<File> {
+    // SAFETY: integers. If there is such a descriptor, we were told by its number to take it, once.
+    unsafe {
+        let is_there = fd > 2 && libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) == 0;
+        is_there.then(|| File::from_raw_fd(fd))
     }
 }
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   guardian ─ signals ─ door, swap, threads ─ target (LD_PRELOAD, PDEATHSIG) ─ wait: SIGCHLD, a verdict
 //!   the command ends ─ wait for what it left behind ─ exit with its code
+//!   attached: the agent is put into a process that runs ─ wait: its end, a verdict, somebody wants it let go
 //! ```
 //!
 //! What the main thread waits for, and how long: the command's exec (spawn); processes of the tree, looked at
@@ -14,20 +15,25 @@
 //! process with an agent), by the guardian (all the rest).
 
 use crate::advice;
+use crate::attach::Running;
 use crate::ctl::budget;
 use crate::ctl::host::Operator;
 use crate::ctl::operator;
+use crate::detach::{self, LetGo};
 use crate::door::porter;
 use crate::door::socket::Door;
 use crate::exit;
 use crate::faults::files;
 use crate::faults::thread::FaultThread;
+use crate::guardian::{self, Known};
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
 use crate::plant::{self, Tracer};
+use crate::process::{Process, standstill};
 use crate::published::Published;
 use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
+use crate::run::detach::Stage;
 use crate::run::files::Files;
 use crate::run::record::Recording;
 use crate::run::sampling::Sampling;
@@ -35,8 +41,8 @@ use crate::run::{Layout, Run, Settings, Shared};
 use crate::second_signal::SecondSignal;
 use crate::signals::{self, Inherited, Waited};
 use crate::swapped_files::SwappedFiles;
-use crate::times::{KILL_STEP, TREE_ENDS};
-use memspill_common::protocol::is_agent;
+use crate::times::{ATTACHED_ENDS, COMMAND_LOOK, DETACH_SAYS, KILL_STEP, SIGNALS_SAME, TREE_ENDS};
+use memspill_common::protocol::{ENV_FILE, ENV_NAME, is_agent};
 use memspill_engine::backing::{Chore, QueueId};
 use memspill_engine::devices::Device;
 use memspill_engine::engine::Engine;
@@ -49,12 +55,20 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The program that is to have a budget.
+pub enum Root {
+    /// It is started. `has_loader`: it has one, which follows LD_PRELOAD.
+    Command {
+        words: Vec<OsString>,
+        has_loader: bool,
+    },
+    Running(Running),
+}
 
 pub struct Config {
-    pub command: Vec<OsString>,
-    /// The command has a loader, which follows LD_PRELOAD.
-    pub has_loader: bool,
+    pub root: Root,
     pub devices: Vec<Device>,
     pub tuning: Tuning,
     pub settings: Settings,
@@ -94,18 +108,28 @@ pub fn supervise(config: Config) -> io::Result<Ended> {
     let agent = Published::new().map_err(|e| limits::explained("cannot publish the agent", e))?;
     let held =
         Arc::new(SwappedFiles::new().map_err(|e| limits::explained("cannot make a list of files", e))?);
-    let guardian = crate::guardian::start(&address, &held, agent.file())
+    let inodes = agent.inodes();
+    let known = match &config.root {
+        Root::Command { .. } => Known::Token(&address),
+        Root::Running(_) => Known::Agent(&inodes),
+    };
+    let guardian = guardian::start(&known, &held, agent.file())
         .map_err(|e| limits::explained("cannot start the guardian", e))?;
     let inherited = Inherited { limits: config.limits, core, mask: forwarded.before(), ignores_children };
-    let (command, has_loader) = (config.command.clone(), config.has_loader);
-    let set_up = set_up(config, forwarded, guardian, held)
+    let (set_up, root) = set_up(config, forwarded, guardian, held)
         .inspect_err(|_| signals::kill_and_wait(guardian, TREE_ENDS))?;
-    let SetUp { run, door, second_signal } = &set_up;
-    let started = door.target.start(|| spawn(&command, has_loader, &agent, &address, inherited));
-    let ended = started.map(|pid| {
-        second_signal.set_command(pid);
-        wait(&set_up, &agent, pid, guardian, &children)
-    });
+    let SetUp { run, door, second_signal, .. } = &set_up;
+    let ended = match root {
+        Root::Command { words, has_loader } => {
+            let started = door.target.start(|| spawn(&words, has_loader, &agent, &address, inherited));
+            started.map(|pid| {
+                second_signal.set_command(pid);
+                wait(&set_up, &agent, pid, guardian, &children)
+            })
+        }
+        Root::Running(running) => take_in(&set_up, &agent, &address, &running)
+            .map(|()| wait_attached(&set_up, &agent, &running, guardian, &children)),
+    };
     check_at_the_end(run);
     // Files that others may still read are given back before the guardian goes: if we are killed meanwhile,
     // it empties the rest.
@@ -142,6 +166,7 @@ struct SetUp {
     run: Arc<Run>,
     door: Arc<Door>,
     second_signal: Arc<SecondSignal>,
+    operator: Arc<dyn Operator>,
 }
 
 /// All that the target needs before it starts.
@@ -150,10 +175,10 @@ fn set_up(
     forwarded: signals::SignalSet,
     guardian: u32,
     held: Arc<SwappedFiles>,
-) -> io::Result<SetUp> {
+) -> io::Result<(SetUp, Root)> {
     let no_thread = |e| limits::explained("cannot start a thread", e);
-    let second_signal = SecondSignal::start(forwarded, guardian).map_err(no_thread)?;
     let Config {
+        root: program,
         devices,
         tuning,
         settings,
@@ -166,6 +191,8 @@ fn set_up(
         sampling,
         ..
     } = config;
+    let is_started = matches!(program, Root::Command { .. });
+    let second_signal = SecondSignal::start(forwarded, guardian, is_started).map_err(no_thread)?;
     let cpus = pager_cpus(layout, &devices).map_err(|e| limits::explained("cannot watch for faults", e))?;
     let root = GroupConfig { swap_max_pages, ..GroupConfig::root(settings.memory_max_bytes) };
     let groups: Vec<GroupConfig> = std::iter::once(root).chain(groups).collect();
@@ -176,8 +203,8 @@ fn set_up(
     crate::panics::install(&run);
     Limits::leave_room_for_processes()
         .map_err(|e| limits::explained("no descriptors are left for the command's processes", e))?;
-    start_threads(&run, &door, operator).map_err(no_thread)?;
-    Ok(SetUp { run, door, second_signal })
+    start_threads(&run, &door, operator.clone()).map_err(no_thread)?;
+    Ok((SetUp { run, door, second_signal, operator }, program))
 }
 
 /// Watches for processes that open files of shared memory. None: they are left alone.
@@ -270,12 +297,12 @@ fn spawn(
     child
         .args(&command[1..])
         .env("LD_PRELOAD", joined(agent.path(), std::env::var_os("LD_PRELOAD"), ":"))
-        .env(memspill_common::protocol::ENV_NAME, address)
+        .env(ENV_NAME, address)
         // A dynamic AddressSanitizer ends a program in which another library comes before it.
         .env("ASAN_OPTIONS", joined("verify_asan_link_order=0", std::env::var_os("ASAN_OPTIONS"), ":"));
     match agent.told() {
-        Some(file) => child.env(memspill_common::protocol::ENV_FILE, file),
-        None => child.env_remove(memspill_common::protocol::ENV_FILE),
+        Some(file) => child.env(ENV_FILE, file),
+        None => child.env_remove(ENV_FILE),
     };
     let mask = inherited.mask;
     signals::on_exec(&mut child, inherited);
@@ -305,7 +332,7 @@ fn joined(first: &str, rest: Option<OsString>, separator: &str) -> OsString {
 /// Wait for the target and for all that it leaves behind; plant the agent into static programs; forward
 /// signals; carry out a verdict.
 fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &signals::SignalSet) -> Left {
-    let SetUp { run, door, second_signal } = set_up;
+    let SetUp { run, door, second_signal, .. } = set_up;
     let target = &door.target;
     let mut exit_code = None;
     let mut told = false;
@@ -369,6 +396,174 @@ fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &s
             }
         }
     }
+}
+
+/// Put the agent into a process that runs. If that fails, it goes on as it was.
+fn take_in(set_up: &SetUp, agent: &Published, address: &str, running: &Running) -> io::Result<()> {
+    let SetUp { run, door, operator, .. } = set_up;
+    door.target.set_attached(running.pid, running.uid, running.arena);
+    let told = agent.told();
+    let mut environment = vec![(ENV_NAME, address)];
+    // Programs that it starts have nothing of an arena.
+    if running.arena.is_none() {
+        environment.push(("LD_PRELOAD", agent.path()));
+        environment.extend(told.as_deref().map(|told| (ENV_FILE, told)));
+    }
+    let attached = plant::into_running(running.pid, agent, &environment).map_err(|e| {
+        let refused = door.target.refusal().map(|why| format!("cannot attach to {}: {why}", running.name()));
+        io::Error::other(refused.unwrap_or_else(|| running.explained(&e)))
+    })?;
+    run.detach.set(Stage::Attached(None));
+    let (asked, keeper) = (run.clone(), operator.clone());
+    spawn_thread("memspill-detach", move || detach::bring_when_asked(&asked, keeper.as_ref()))?;
+    let pidfd = running.pidfd.try_clone()?;
+    spawn_thread("memspill-target", move || {
+        pidfd.wait_for_end();
+        signals::send(std::process::id(), libc::SIGCHLD);
+    })?;
+    let memory_bytes = crate::proc::statm(running.pid).map_or(0, |statm| statm.anon_bytes);
+    let left = attached.not_managed();
+    let left = if left.is_empty() { String::new() } else { format!("; not managed: {}", left.join(", ")) };
+    let line = format!(
+        "attached to {}: {} threads, {} MiB of memory, stood still {:.1} ms{left}",
+        running.name(),
+        attached.threads(),
+        memory_bytes.div_ceil(1 << 20),
+        attached.stood_still().as_secs_f64() * 1e3
+    );
+    // Who is told by a descriptor has a terminal of others.
+    if run.settings.verbose || !running.ready.is_wanted() {
+        eprintln!("memspill: {line}");
+    }
+    running.ready.tell(&format!("attached {}", running.pid));
+    Ok(())
+}
+
+/// Wait for the end of the process that we are attached to, and of all that it leaves behind; or until they
+/// are let go, for which each signal asks.
+fn wait_attached(
+    set_up: &SetUp,
+    agent: &Published,
+    running: &Running,
+    guardian: u32,
+    children: &signals::SignalSet,
+) -> Left {
+    let SetUp { run, door, second_signal, .. } = set_up;
+    let tell = |pid: u32, e: &io::Error| {
+        if door.is_to_be_told() || run.settings.verbose {
+            eprintln!("memspill: process {pid} runs a static program outside the budget: {e}");
+        }
+    };
+    let mut tracer = Tracer::new(&door.askers, agent, &tell);
+    let mut progress = Progress::default();
+    let mut empty_since = None;
+    loop {
+        for (who, status) in reap().0 {
+            tracer.is_told(who, status.into_raw());
+        }
+        if signals::child_has_ended(guardian) {
+            run.fail("the guardian was killed: the processes of the run end with it".into());
+        }
+        tracer.look();
+        if let Some(verdict) = run.verdict() {
+            eprintln!("memspill: {}", verdict.message);
+            return end_attached(run, &agent.inodes(), verdict.exit_code);
+        }
+        let is_let_go = run.detach.stage() == Stage::Gone;
+        let is_empty = (is_let_go || running.pidfd.has_ended()) && run.process_count() == 0;
+        let since = is_empty.then(|| *empty_since.get_or_insert_with(Instant::now));
+        if since.is_some_and(|since| since.elapsed() > ATTACHED_ENDS) {
+            return Left { exit_code: 0, nobody: false };
+        }
+        if since.is_none() {
+            empty_since = None;
+        }
+        match run.detach.stage() {
+            Stage::Back => match detach::let_all_go(run, agent, running.pid) {
+                Ok(LetGo { stood_still, stay }) => {
+                    tell_let_go(running, stood_still, &stay);
+                    run.detach.set(Stage::Gone);
+                }
+                Err(why) => detach::give_up(run, why),
+            },
+            stage => progress.say(&stage, running),
+        }
+        let pause = if is_empty { ATTACHED_ENDS } else { COMMAND_LOOK };
+        children.wait(tracer.next_look().map_or(pause, |look| look.min(pause)));
+        for (signal, _) in second_signal.arrived() {
+            if matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
+                progress.is_asked(&run.detach.stage(), running);
+                let _ = run.detach.ask();
+            }
+        }
+    }
+}
+
+fn tell_let_go(running: &Running, stood_still: Duration, stay: &[Arc<Process>]) {
+    let names: Vec<String> = stay.iter().map(|process| standstill::name(process.memory.pid())).collect();
+    let stay = match names.len() {
+        0 => String::new(),
+        _ => format!("; memspill waits for the end of {}, which began with it", names.join(", ")),
+    };
+    let ms = stood_still.as_secs_f64() * 1e3;
+    eprintln!("memspill: detached from {}: it stood still {ms:.1} ms{stay}", running.name());
+}
+
+/// What is said of a detach, and when it was said.
+#[derive(Default)]
+struct Progress {
+    said: Option<Instant>,
+    /// Somebody has asked by a signal, and has not been told that it failed.
+    is_awaited: bool,
+}
+
+impl Progress {
+    fn is_asked(&mut self, stage: &Stage, running: &Running) {
+        // timeout(1) sends each twice.
+        if self.said.is_some_and(|said| said.elapsed() < SIGNALS_SAME) {
+            return;
+        }
+        let name = running.name();
+        match stage {
+            Stage::Brings { done, total } => {
+                let (done, total) = (done >> 20, total >> 20);
+                eprintln!(
+                    "memspill: {done} of {total} MiB are back, for the rest it waits; {name} goes on \
+                     meanwhile (a kill of memspill would end it)"
+                );
+            }
+            Stage::Attached(_) => {
+                eprintln!("memspill: detaching from {name}: what is swapped out comes back")
+            }
+            Stage::Gone => eprintln!("memspill: waits for the end of programs that began with it"),
+            Stage::Never | Stage::Asked | Stage::Back => {}
+        }
+        (self.said, self.is_awaited) = (Some(Instant::now()), true);
+    }
+
+    fn say(&mut self, stage: &Stage, running: &Running) {
+        match stage {
+            Stage::Attached(Some(why)) if self.is_awaited => {
+                self.is_awaited = false;
+                eprintln!("memspill: {} stays attached: {why}", running.name());
+            }
+            Stage::Brings { done, total } if self.said.is_some_and(|said| said.elapsed() > DETACH_SAYS) => {
+                self.said = Some(Instant::now());
+                eprintln!("memspill: {} of {} MiB are back", done >> 20, total >> 20);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Kill all that have the agent of this run.
+fn end_attached(run: &Run, inodes: &[u64], exit_code: i32) -> Left {
+    run.stop();
+    let begun = Instant::now();
+    while signals::kill_with_agent(inodes) > 0 && begun.elapsed() < TREE_ENDS {
+        std::thread::sleep(KILL_STEP);
+    }
+    Left { exit_code, nobody: false }
 }
 
 /// How the main thread leaves the tree.

@@ -214,6 +214,13 @@ pub const CTL_ACCEPT_AGAIN: Duration = ms(100);
 
 /// Killed processes end within this time, or are not waited for: they are frozen, or wait in the kernel.
 pub const TREE_ENDS: Duration = s(2);
+/// A process that is in the midst of a fork, or joins, is let go within this time, or stays attached.
+pub const DETACH_LEAVES: Duration = s(5);
+/// How often it is said how much of what comes back is back.
+pub const DETACH_SAYS: Duration = s(10);
+/// When the process that was attached to has ended, or is let go, and no other has been there for so long,
+/// the run ends. Whoever has asked for it is told within this time.
+pub const ATTACHED_ENDS: Duration = ms(200);
 /// The tree is killed again and again, in such steps: a process may fork while we look.
 pub const KILL_STEP: Duration = ms(2);
 /// A child of ours that was killed is looked at in such steps.

@@ -24,7 +24,7 @@ mod watched;
 
 pub use places::find as find_places;
 
-use crate::args::RunArgs;
+use crate::args::Options;
 use memspill_pager::door::source::Mode;
 use memspill_pager::run::Run;
 use memspill_pager::run::sampling::Sampling;
@@ -55,7 +55,7 @@ pub struct Reporting {
 
 impl Reporting {
     /// None: no report is wanted. An error: it cannot be written.
-    pub fn open(args: &RunArgs, mode: Mode) -> Result<Option<Arc<Reporting>>, String> {
+    pub fn open(args: &Options, mode: Mode, what: &str) -> Result<Option<Arc<Reporting>>, String> {
         let Some(path) = &args.report else { return Ok(None) };
         let (file, is_new) = open(path).map_err(|e| {
             format!("--report {}: {}: name a file that can be written", path.display(), describe(&e))
@@ -64,7 +64,7 @@ impl Reporting {
             path: path.clone(),
             file,
             is_new,
-            asked: Asked { machine: crate::machine::described(), mode },
+            asked: Asked { what: what.into(), machine: crate::machine::described(), mode },
             watched: Mutex::new(Watched::new()),
         })))
     }
@@ -103,7 +103,7 @@ impl Reporting {
     }
 
     /// The run has ended: the page is written.
-    pub fn end(&self, args: &RunArgs, ended: &Ended) {
+    pub fn end(&self, args: &Options, ended: &Ended) {
         let run = &ended.run;
         let mut watched = self.watched();
         watched.end(run);

@@ -1,6 +1,6 @@
 //! The page: tables and charts of what was seen of a run. How they look is the tables crate's.
 
-use crate::args::RunArgs;
+use crate::args::Options;
 use crate::output::command_line;
 use crate::reporting::faulted::{FAULTS_EVERY, Faulted};
 use crate::reporting::history::{History, Point, Rates};
@@ -25,21 +25,22 @@ const BUDGETS_PARTS: u64 = 8;
 
 /// How the report was asked for, and where.
 pub struct Asked {
+    /// `memspill run: COMMAND`.
+    pub what: String,
     pub machine: String,
     pub mode: Mode,
 }
 
 /// All of it.
-pub fn of(asked: &Asked, args: &RunArgs, ended: &Ended, watched: &Watched) -> Report {
+pub fn of(asked: &Asked, args: &Options, ended: &Ended, watched: &Watched) -> Report {
     let run = &ended.run;
     let time = over_time(&watched.history, watched.cost);
     let mut tables = vec![in_short(ended, watched), time, processes(run, watched)];
     tables.push(mappings(&watched.faulted));
     tables.extend([budgets(run), devices(run, watched), servers(run), groups(run)].into_iter().flatten());
     tables.extend([settings(asked, args), statistics(run)]);
-    let command: Vec<_> = args.command.iter().map(|word| word.to_string_lossy()).collect();
     Report {
-        title: format!("memspill run: {}", crate::message::plain(&command.join(" "))),
+        title: crate::message::plain(&asked.what),
         command: command_line("memspill"),
         machine: asked.machine.clone(),
         seed: None,
@@ -442,7 +443,7 @@ fn groups(run: &Run) -> Option<Table> {
     (!rows.is_empty()).then(|| table("groups", "Memory groups", "group", columns.into(), rows))
 }
 
-fn settings(asked: &Asked, args: &RunArgs) -> Table {
+fn settings(asked: &Asked, args: &Options) -> Table {
     let directory = std::env::current_dir().map_or("unknown".into(), |dir| dir.display().to_string());
     let path = |path: &Path| path.display().to_string();
     let rows = vec![

@@ -32,6 +32,9 @@ const GROWS_BLINDLY_PARTS: u64 = 2;
 /// Set the budget, and by it what devices may hold in RAM, and groups have. Returns the one before.
 pub fn set(run: &Run, operator: &dyn Operator, bytes: u64) -> Result<u64, String> {
     let engine = &run.engine;
+    if run.detach.keeps_pages() {
+        return Err("it is being detached".into());
+    }
     let share = run.pool_share_percent();
     let limit_of =
         |device| operator.ram_limit_bytes(bytes, share, device).map(|limit_bytes| (device, limit_bytes));
@@ -131,6 +134,10 @@ impl Keeper<'_> {
     /// at most.
     fn share_out(&mut self) {
         let (run, follower) = (self.run, &mut self.pool_share);
+        // The pool empties.
+        if run.detach.keeps_pages() {
+            return;
+        }
         let engine = &run.engine;
         let is_tier = |device: &&Device| {
             let usage = device.backing.usage();

@@ -5,6 +5,7 @@
 //!   that thread:          one request within 5 s ─▶ carry it out ─▶ answer ─▶ end
 //!     swapoff             step by step; progress five times a second; stops if the caller closes its half
 //!     limit               set at once; then as above, until what is over it has left
+//!     detach              asked for; then as above, until the main thread has let all go
 //! ```
 //!
 //! The run never waits for a caller: these threads take the same short locks as all others, and a caller that
@@ -19,6 +20,7 @@ use crate::ctl::words::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
 use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
+use crate::run::detach::Stage;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
 use memspill_engine::backing::{AtRest, Link, LinkState, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
@@ -119,6 +121,7 @@ fn carry_out(
         Request::Swapon { spec } => swapon(run, operator, &spec),
         Request::Swapoff { name } => swapoff(run, &name, caller),
         Request::Limit { bytes } => limit(run, operator, bytes, caller),
+        Request::Detach => detach(run, caller),
         Request::Pageout { pid, ranges } => pageout(run, pid, &ranges),
         Request::Cold { pid, ranges } => cold(run, pid, &ranges),
     }
@@ -245,6 +248,23 @@ fn limit(run: &Arc<Run>, operator: &dyn Operator, bytes: u64, caller: &OwnedFd) 
         over_bytes => format!("; {over_bytes} bytes over it have not left yet"),
     };
     Ok(format!("the budget is {bytes} bytes, it was {before}{over}"))
+}
+
+fn detach(run: &Run, caller: &OwnedFd) -> Result<String, String> {
+    run.detach.ask()?;
+    let mut stage = run.detach.stage();
+    loop {
+        match stage {
+            Stage::Attached(why) => return Err(why.unwrap_or("stopped".into()) + "; it stays attached"),
+            Stage::Gone | Stage::Never => return Ok("detached".into()),
+            Stage::Brings { done, total } => answer(caller, &Reply::Progress { done, total }),
+            Stage::Asked | Stage::Back => {}
+        }
+        if is_given_up(caller) {
+            run.detach.stop();
+        }
+        stage = run.detach.wait(&stage, CTL_TELLS);
+    }
 }
 
 fn swapoff(run: &Arc<Run>, name: &str, caller: &OwnedFd) -> Result<String, String> {

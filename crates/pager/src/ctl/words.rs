@@ -7,7 +7,7 @@
 //!         the listener is process PID; the caller has the run's user id or is root
 //!   ctl ─ one request ─▶ run       one message: words with a NUL between them
 //!   ctl ◀─ progress ... ─ done | refused       a message each; the first byte says which
-//!   ctl ─ closes its half, or ends ─▶ run: stops a request that takes long (swapoff, limit)
+//!   ctl ─ closes its half, or ends ─▶ run: stops a request that takes long (swapoff, limit, detach)
 //! ```
 //!
 //! Messages are packets (SOCK_SEQPACKET), so a message arrives whole or not at all. Neither side trusts what
@@ -47,6 +47,8 @@ pub enum Request {
     Limit {
         bytes: u64,
     },
+    /// The run lets its processes go, as they were before it attached to them.
+    Detach,
     /// Ranges of addresses, each with its start and its end. No range: all memory of the process.
     Pageout {
         pid: u32,
@@ -69,6 +71,7 @@ impl Request {
             Request::Swaps => vec!["swaps".into()],
             Request::Swapon { spec } => vec!["swapon".into(), spec.clone()],
             Request::Swapoff { name } => vec!["swapoff".into(), name.clone()],
+            Request::Detach => vec!["detach".into()],
             Request::Limit { bytes } => vec!["limit".into(), bytes.to_string()],
             Request::Pageout { pid, ranges } => advice("pageout", *pid, ranges),
             Request::Cold { pid, ranges } => advice("cold", *pid, ranges),
@@ -85,6 +88,7 @@ impl Request {
             ["stats", "json"] => Request::Stats { json: true },
             ["metrics"] => Request::Metrics,
             ["swaps"] => Request::Swaps,
+            ["detach"] => Request::Detach,
             ["swapon", spec] => Request::Swapon { spec: spec.into() },
             ["swapoff", name] => Request::Swapoff { name: name.into() },
             ["limit", bytes] => {
@@ -129,7 +133,8 @@ pub fn parse_range(text: &str) -> Result<(u64, u64), String> {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
-    /// The request is being carried out; more replies follow. Pages of a swapoff, bytes of a limit.
+    /// The request is being carried out; more replies follow. Pages of a swapoff, bytes of a limit or
+    /// a detach.
     Progress {
         done: u64,
         total: u64,
@@ -304,6 +309,7 @@ mod tests {
             Request::Swapon { spec: "file:/a b,size=1G".into() },
             Request::Swapoff { name: "ram:".into() },
             Request::Limit { bytes: 1 << 40 },
+            Request::Detach,
             Request::Pageout { pid: 7, ranges: Vec::new() },
             Request::Pageout { pid: 7, ranges: vec![(0x1000, 0x2000), (0, 1 << 57)] },
         ];

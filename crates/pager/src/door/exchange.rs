@@ -79,13 +79,20 @@ pub enum Greeted {
 /// Only processes below us can be ours, whatever their user (who drops root is still to be managed). If we
 /// are not root, those of other users cannot be. That our own user's are below us is looked at when they have
 /// said the token.
-pub fn may_knock(run: &Run, peer: &Peer) -> bool {
+pub fn may_knock(run: &Run, door: &Door, peer: &Peer) -> bool {
     let mine = rustix::process::geteuid();
-    peer.uid == mine || mine.is_root() && is_below_us(run, peer)
+    peer.uid == mine
+        || door.target.admits_user(peer.uid.as_raw())
+        || mine.is_root() && is_below_us(run, door, peer)
 }
 
-/// A managed process was found to be below us when it came in.
-pub fn is_below_us(run: &Run, peer: &Peer) -> bool {
+/// A managed process was found to be below us when it came in. In a run that was attached to a process nobody
+/// is below us: who knows the token, and is its user or ours, is of the run. (Its agents get no
+/// /dev/userfaultfd.)
+pub fn is_below_us(run: &Run, door: &Door, peer: &Peer) -> bool {
+    if door.target.admits_user(peer.uid.as_raw()) {
+        return !peer.pidfd.has_ended();
+    }
     let lives = |process: Arc<Process>| process.memory.attached_agent().is_some_and(Agent::lives);
     peer.is_below_us(|pid| run.process_of_pid(pid).is_some_and(lives))
 }
@@ -134,6 +141,9 @@ pub fn refused(run: &Run, door: &Door, pid: u32, error: &io::Error) {
         }
         _ => error.to_string(),
     };
+    if door.target.note_refused(pid, &why) {
+        return;
+    }
     if door.target.is_command(pid) {
         return run.fail(format!("the command cannot be managed: its agent was refused: {why}"));
     }
@@ -163,7 +173,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     }
     let pid = caller.peer.pid;
     if hello.kind == KIND_FORKS {
-        let may_fork = door.may_have_agents_fork() && is_below_us(run, &caller.peer);
+        let may_fork = door.may_have_agents_fork() && is_below_us(run, door, &caller.peer);
         return if may_fork { Ok(Greeted::Forks) } else { Err(io::ErrorKind::PermissionDenied.into()) };
     }
     if hello.kind == KIND_FORK_ROOM {
@@ -172,7 +182,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     if hello.kind == KIND_STATIC {
         let ([mask, tid], _) = hello.fork.as_chunks::<8>() else { unreachable!("16 bytes") };
         let (mask, own_tid) = (u64::from_ne_bytes(*mask), u64::from_ne_bytes(*tid) as u32);
-        let is_ours = is_below_us(run, &caller.peer);
+        let is_ours = is_below_us(run, door, &caller.peer) && door.target.arena().is_none();
         return if is_ours {
             Ok(Greeted::RunsStatic { own_tid, mask })
         } else {
@@ -181,7 +191,7 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
     }
     let holes = door.holes_for(&hello);
     let known = (hello.kind == KIND_FORK).then(|| fork::child_that_joins(run, pid)).flatten();
-    let welcomed = match is_below_us(run, &caller.peer) {
+    let welcomed = match is_below_us(run, door, &caller.peer) {
         true => door.control_page(holes.is_some()).and_then(|(control, control_fd)| {
             run.files.prepare(&control);
             if holes.is_some() {
@@ -202,7 +212,10 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 let goes_on = run.engine.swap().tuning.readahead == Readahead::Stream;
                 let run_pages = if goes_on { POOL_READ_PAGES_MAX } else { 1 };
                 let closed_bytes = run.engine.groups().root().limit_bytes() / CLOSED_SHARE;
-                Port::of_agent(control.clone(), bell, pool.map(|(number, _)| number), run_pages, closed_bytes)
+                let pool = pool.map(|(number, _)| number);
+                let port = Port::of_agent(control.clone(), bell, pool, run_pages, closed_bytes);
+                door.target.arena().into_iter().for_each(|arena| port.close_only(arena));
+                port
             });
             Ok((control, link))
         }),
@@ -277,6 +290,7 @@ fn make_new(run: &Run, door: &Door, port: Port, pid: u32, agent: Agent) -> io::R
         None => space,
     };
     let process = Arc::new(Process::new(key, memory, Arc::new(space), None));
+    process.growth.set_only(door.target.arena());
     process.attach(agent)?;
     run.add_process(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     Ok(process)

@@ -288,6 +288,7 @@ pub fn settle(
     let settled = (|| {
         memory.port.api(door.features)?;
         let process = Arc::new(Process::new(child.key, memory.clone(), space.clone(), None));
+        process.growth.set_only(parent.growth.only());
         process.attach(agent)?;
         let _ = child.memory.0.set(memory.clone());
         take_over(run, parent, &process, &child)?;
@@ -323,6 +324,10 @@ fn take_over(run: &Run, parent: &Process, process: &Process, child: &Child) -> i
     let own: Ranges = agent.own_ranges().into_iter().collect();
     let mapped: Ranges =
         own.missing_of(&proc::private_anonymous(process.memory.pid())?).into_iter().collect();
+    let mapped = match process.growth.only() {
+        Some(only) => mapped.common_with(&[only]).into_iter().collect(),
+        None => mapped,
+    };
     for (from, to) in pages(mapped.missing_of(&[(0, USER_END)])) {
         space.unmap(swap, cpu, from, to);
     }

@@ -184,7 +184,7 @@ impl<'a> Porter<'a> {
             // He is gone, or lives where we see nobody.
             Err(_) => return,
         };
-        if !exchange::may_knock(self.run, &peer) {
+        if !exchange::may_knock(self.run, self.door, &peer) {
             return;
         }
         let pid = peer.pid;
@@ -344,7 +344,7 @@ impl<'a> Porter<'a> {
                 continue;
             }
             let entry = self.callers.take(number).expect("looked up above");
-            if entry.is_known || exchange::is_below_us(self.run, &entry.caller.peer) {
+            if entry.is_known || exchange::is_below_us(self.run, self.door, &entry.caller.peer) {
                 exchange::refused(self.run, self.door, entry.pid, &io::ErrorKind::TimedOut.into());
             }
         }

@@ -11,11 +11,15 @@
 //!                     long: refuse
 //! ```
 //!
+//! A process that was attached to is no command: it ran before, and goes on if its agent is refused. Its
+//! number and user are kept here for the door.
+//!
 //! This is for the one process that was asked for. Programs that it starts may be unmanaged (docs: what is
 //! managed).
 
 use crate::exit;
 use crate::proc;
+use crate::process::ranges::Range;
 use crate::process::standstill;
 use crate::times::{
     COMMAND_LOOK, COMMAND_LOOK_NEW, COMMAND_LOOK_OLD, COMMAND_NEW, COMMAND_STATIC, COMMAND_UNCONNECTED,
@@ -23,11 +27,20 @@ use crate::times::{
 };
 use memspill_common::protocol::is_agent;
 use std::fs;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 pub struct Target {
     state: Mutex<CommandState>,
+    attached: OnceLock<Attached>,
+}
+
+/// The process that runs already.
+struct Attached {
+    pid: u32,
+    uid: u32,
+    arena: Option<Range>,
+    refused: Mutex<Option<String>>,
 }
 
 struct CommandState {
@@ -43,7 +56,7 @@ struct CommandState {
 impl Target {
     pub fn new() -> Target {
         let state = CommandState { pid: 0, agent: None, was_managed: false, since: Instant::now() };
-        Target { state: Mutex::new(state) }
+        Target { state: Mutex::new(state), attached: OnceLock::new() }
     }
 
     /// Start the command. Its agent may knock before its pid is known here: `is_command` waits for that.
@@ -53,6 +66,34 @@ impl Target {
         state.pid = child.id();
         state.since = Instant::now();
         Ok(state.pid)
+    }
+
+    /// The run is attached to this process. To be called once, before its agent may knock.
+    pub fn set_attached(&self, pid: u32, uid: u32, arena: Option<Range>) {
+        let _ = self.attached.set(Attached { pid, uid, arena, refused: Mutex::default() });
+    }
+
+    /// Only memory in this range is managed, of the process that is attached to and of its forks.
+    pub fn arena(&self) -> Option<Range> {
+        self.attached.get()?.arena
+    }
+
+    /// May processes of this user be of the run, wherever they are in the tree of processes? Whoever is
+    /// attached to is not below us, nor is what it starts.
+    pub fn admits_user(&self, uid: u32) -> bool {
+        let mine = rustix::process::geteuid().as_raw();
+        self.attached.get().is_some_and(|attached| uid == attached.uid || uid == mine)
+    }
+
+    /// Its agent was refused. False: it is another process.
+    pub fn note_refused(&self, pid: u32, why: &str) -> bool {
+        let attached = self.attached.get().filter(|attached| attached.pid == pid);
+        attached.inspect(|attached| *attached.refused.lock().expect("refused") = Some(why.into())).is_some()
+    }
+
+    /// Why the agent of the process that was to be attached to was refused.
+    pub fn refusal(&self) -> Option<String> {
+        self.attached.get()?.refused.lock().expect("refused").clone()
     }
 
     pub fn is_command(&self, pid: u32) -> bool {

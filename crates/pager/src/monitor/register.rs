@@ -125,7 +125,8 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
         return Vec::new();
     }
     if !process.growth.is_registered() {
-        if statm.anon_bytes < least_bytes || !register_agent_pages(process) {
+        let is_small = statm.anon_bytes < least_bytes && process.growth.only().is_none();
+        if is_small || !register_agent_pages(process) {
             return Vec::new();
         }
         let_announce(process);
@@ -137,7 +138,10 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
         process.memory.attached_agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
     let takes_closed = process.memory.port.takes_closed();
-    let found = registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, takes_closed);
+    let found = match process.growth.only() {
+        Some(only) => registered.find_within(pid, &own, only, takes_closed),
+        None => registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, takes_closed),
+    };
     let Some(mut found) = found else { return Vec::new() };
     // An empty mapping without access is reserved address space, or a guard.
     found.new.retain(|new| match (new.is_reserve, new.is_closed) {

@@ -305,7 +305,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
     let staying = |process: Arc<Process>| {
         // The child of a fork, of which nothing is known until it has joined: that takes a while where many
         // fork.
-        if process.may_join() {
+        if process.may_join() || process.growth.only().is_some() {
             return None;
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;

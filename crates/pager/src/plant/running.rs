@@ -50,7 +50,7 @@ const MASK: u64 = !(1 << (libc::SIGTRAP - 1) | 1 << (libc::SIGSEGV - 1) | 1 << (
 /// How long threads may be at work in the agent.
 const LEAVES_AFTER: Duration = Duration::from_secs(5);
 /// How long the evictor may take to end.
-const EVICTOR_ENDS: Duration = Duration::from_secs(2);
+const EVICTOR_ENDS: Duration = Duration::from_secs(20);
 
 /// A process into which the agent has come.
 #[derive(Debug)]
@@ -359,6 +359,8 @@ impl<'a> Hands<'a> {
 
     /// All leave, and all that was mapped is unmapped.
     fn leave(&mut self, at: u64, evictor: u32, end_evictor: &mut dyn FnMut()) -> io::Result<()> {
+        // Whoever is at work may be filling a page.
+        self.wait_for_work(at)?;
         match -self.run(WHOLE, at)? as i32 {
             0 => {}
             libc::EOPNOTSUPP => {
@@ -370,7 +372,14 @@ impl<'a> Hands<'a> {
             libc::EAGAIN => return Err(io::Error::other("not all of its pages are back: try again")),
             errno => return Err(io::Error::from_raw_os_error(errno)),
         }
-        self.wait_for_work(at)?;
+        self.leave_at_last(at, evictor, end_evictor).map_err(|e| {
+            // Some of it is trapped and the rest is not.
+            signals::send(self.stopped.pid as u32, libc::SIGKILL);
+            io::Error::other(format!("it was killed in the middle of that: {e}"))
+        })
+    }
+
+    fn leave_at_last(&mut self, at: u64, evictor: u32, end_evictor: &mut dyn FnMut()) -> io::Result<()> {
         for index in 0..self.stopped.threads.len() {
             self.die_with_us(index)?;
             self.write_thread(at, index, words::NO_CALL)?;

@@ -24,7 +24,7 @@ use memspill_uffd::pagemap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// As much of the main stack's top as the arguments and the environment usually take.
@@ -43,6 +43,7 @@ pub struct Growth {
     unmanaged_shared_bytes: AtomicU64,
     left_bytes: AtomicU64,
     was_refused: AtomicBool,
+    only: OnceLock<Range>,
     next_walk_us: AtomicU64,
     ranges: Mutex<Registered>,
     changes: Mutex<Changes>,
@@ -64,6 +65,16 @@ impl Growth {
 
     pub fn set_registered(&self, is_registered: bool) {
         self.is_registered.store(is_registered, Ordering::Relaxed);
+    }
+
+    /// Nothing outside of this range is managed or counted (`memspill attach --arena`). To be called once,
+    /// before its memory is counted.
+    pub fn set_only(&self, range: Option<Range>) {
+        range.into_iter().for_each(|range| _ = self.only.set(range));
+    }
+
+    pub fn only(&self) -> Option<Range> {
+        self.only.get().copied()
     }
 
     /// Could some of it not be registered, because a userfaultfd of the program's own has it?
@@ -299,6 +310,17 @@ impl Registered {
             self.kept = Some(top_of_stack(pid, (start, end)));
         }
         found.new.retain(|new| asked.intersects(new.start, new.end) && !new.is_reserve);
+        Some(found)
+    }
+
+    /// What is mapped within one range, and nothing else, if it is not registered yet.
+    pub fn find_within(&mut self, pid: u32, own: &Ranges, only: Range, takes_closed: bool) -> Option<Found> {
+        let missing: Ranges = self.ranges.missing_of(&[only]).into_iter().collect();
+        if missing.is_empty() {
+            return None;
+        }
+        let mut found = self.find_asked(pid, own, &missing, takes_closed)?;
+        found.new.retain(|new| only.0 <= new.start && new.end <= only.1);
         Some(found)
     }
 

@@ -31,6 +31,12 @@ pub struct Pidfd {
 }
 
 impl Pidfd {
+    /// The process that has the id `pid` now.
+    pub fn of_process(pid: u32) -> io::Result<Pidfd> {
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+        Ok(Pidfd { fd: pidfd_open(process, PidfdFlags::empty())? })
+    }
+
     /// The thread that has the id `tid` now. Before Linux 6.9: `process`, which that thread belongs to.
     pub fn of_thread(tid: u32, process: &Pidfd) -> io::Result<Pidfd> {
         let thread = i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL);
@@ -72,6 +78,12 @@ impl Pidfd {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
         // With a timeout of 0 poll(2) does not wait, so no signal can interrupt it.
         poll(&mut fds, Some(&Timespec::default())) != Ok(0)
+    }
+
+    /// Until it has ended.
+    pub fn wait_for_end(&self) {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        while !matches!(poll(&mut fds, None), Ok(1..)) {}
     }
 }
 

@@ -301,6 +301,9 @@ impl<'a> Reclaimer<'a> {
         }
         let held = process.memory.port.hold_changes();
         let batch = process.hold_batch();
+        if self.run.detach.keeps_pages() {
+            return 0;
+        }
         let (shrunk, write_out) = take(engine, self.cpu);
         drop((batch, held));
         self.hand_over(&process, space, &shrunk.wanted);
@@ -340,6 +343,9 @@ impl<'a> Reclaimer<'a> {
             return 0;
         }
         let batch = object.hold_batch();
+        if self.run.detach.keeps_pages() {
+            return 0;
+        }
         // Looked up again: a child that has come since may open files too.
         let mappers = self.run.mappers(object.key);
         // A file may be read and written by all, whether they have it mapped or not.

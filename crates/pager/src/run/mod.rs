@@ -17,6 +17,7 @@
 //!        ├─ files                  shared memory that has a descriptor
 //!        ├─ forks_waiting          forks that wait for room
 //!        ├─ advice                 what programs have said of their pages, and is still to be done
+//!        ├─ detach                 how far it is that all are let go (memspill attach)
 //!        ├─ recording              --record
 //!        ├─ sampling               --report: some of the faults
 //!        └─ quiet                  --check
@@ -27,6 +28,7 @@
 pub mod account;
 pub mod advice;
 pub mod cpus;
+pub mod detach;
 pub mod files;
 pub mod forks_waiting;
 pub mod pool_reads;
@@ -49,6 +51,7 @@ use crate::working_set::{Counts, RunMemory};
 use account::Account;
 use advice::AdviceQueue;
 use cpus::PagerCpu;
+use detach::Detach;
 use files::Files;
 use forks_waiting::ForksWaiting;
 use memspill_engine::backing::QueueId;
@@ -85,6 +88,7 @@ pub struct Run {
     pool_share_percent: AtomicU32,
     started_us: u64,
     pub advice: AdviceQueue,
+    pub detach: Detach,
     pub token: Token,
     pub files: Files,
     pub forks_waiting: ForksWaiting,
@@ -240,6 +244,7 @@ impl Run {
             pool_share_percent: AtomicU32::new(pool_share::PERCENT_AT_FIRST),
             started_us: now_us(),
             advice: AdviceQueue::default(),
+            detach: Detach::default(),
             token,
             files,
             forks_waiting: ForksWaiting::default(),

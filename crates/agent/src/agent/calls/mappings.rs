@@ -226,7 +226,7 @@ fn pages_of(addr: usize, len: usize) -> (usize, usize) {
 fn protect(number: usize, args: [usize; 6]) -> Result<usize> {
     let [addr, len, prot, ..] = args;
     let (from, to) = pages_of(addr, len);
-    let closes = addr.is_multiple_of(PAGE) && to < table::TOP && grow::closes_opened(len, prot);
+    let closes = addr.is_multiple_of(PAGE) && to < table::TOP && grow::closes_opened(addr, len, prot);
     let _alone = if closes { supervisor::enter_to_change() } else { supervisor::enter_to_protect() };
     let changing = closes.then(Changing::begin);
     if let Some(changing) = &changing {

@@ -27,7 +27,7 @@ pub fn closes(addr: usize, len: usize) -> bool {
         && addr.is_multiple_of(PAGE)
         && addr < table::TOP
         && len <= table::TOP - addr
-        && supervisor::closes(len)
+        && supervisor::closes(addr, len)
 }
 
 /// Makes the call for [from, to), and closes what it has emptied.

@@ -43,7 +43,7 @@ const OTHERS: usize = sys::MAP_GROWSDOWN | sys::MAP_LOCKED | sys::MAP_POPULATE |
 pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
     let [addr, len, prot, flags, ..] = args;
     let is_plain = flags & sys::MAP_TYPE == sys::MAP_PRIVATE && flags & sys::MAP_ANONYMOUS != 0;
-    if !is_plain || flags & OTHERS != 0 || !kernel::is_writable(prot) || !supervisor::closes(len) {
+    if !is_plain || flags & OTHERS != 0 || !kernel::is_writable(prot) || !supervisor::closes(addr, len) {
         return None;
     }
     let is_fixed = flags & sys::MAP_FIXED != 0;
@@ -68,7 +68,7 @@ pub fn mmap(args: [usize; 6]) -> Option<Result<usize>> {
 
 /// Closes [from, to), which is new, where it is to be. The caller is alone in the gate, and tells of it.
 pub fn close_if_wanted(changing: &Changing, from: usize, to: usize) {
-    if from < to && supervisor::closes(to - from) {
+    if from < to && supervisor::closes(from, to - from) {
         close(changing, from, to, READ_WRITE);
     }
 }
@@ -89,8 +89,8 @@ pub fn map_open(args: [usize; 6]) -> Result<usize> {
 }
 
 /// Is memory of so many bytes to be closed that is about to get this protection?
-pub fn closes_opened(len: usize, prot: usize) -> bool {
-    len >= OPENED_MIN && kernel::is_writable(prot) && supervisor::closes(len)
+pub fn closes_opened(from: usize, len: usize, prot: usize) -> bool {
+    len >= OPENED_MIN && kernel::is_writable(prot) && supervisor::closes(from, len)
 }
 
 /// Closes what of [from, to) was never touched, and cannot be written yet. The caller is alone in the gate,

@@ -244,9 +244,15 @@ pub fn is_tight() -> bool {
     is_there() && word32(field!(tells)).load(Ordering::Relaxed) != 0
 }
 
-/// Is new memory of so many bytes to be closed (`grow.rs`)?
-pub fn closes(len: usize) -> bool {
+/// Is new memory of so many bytes from `from` on to be closed (`grow.rs`)? `from`: 0 where it is not known
+/// yet.
+pub fn closes(from: usize, len: usize) -> bool {
     if !is_there() {
+        return false;
+    }
+    let only_to = word64(field!(only_to)).load(Ordering::Relaxed) as usize;
+    let is_within = || from >= word64(field!(only_from)).load(Ordering::Relaxed) as usize;
+    if only_to != 0 && !(is_within() && from.saturating_add(len) <= only_to) {
         return false;
     }
     let least = word64(field!(closed_bytes)).load(Ordering::Relaxed);

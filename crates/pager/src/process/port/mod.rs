@@ -73,6 +73,13 @@ impl Port {
 
 /// What follows from its kind.
 impl Port {
+    /// New memory is closed where it lies in this range, and nowhere else.
+    pub fn close_only(&self, (from, to): (u64, u64)) {
+        if let Kind::Agent(link) = &self.0 {
+            link.close_only(from, to);
+        }
+    }
+
     /// Are events read in the order in which the changes were made?
     pub fn is_ordered(&self) -> bool {
         matches!(&self.0, Kind::Agent(_))
@@ -455,6 +462,14 @@ impl Port {
     pub fn tell_distrusted(&self, windows: u64) {
         if let Kind::Agent(link) = &self.0 {
             link.tell_distrusted(windows);
+        }
+    }
+
+    /// Nothing that was brought waits for a thread of the process to install it.
+    pub fn is_all_installed(&self) -> bool {
+        match &self.0 {
+            Kind::Kernel(_) => true,
+            Kind::Agent(link) => link.is_all_installed(),
         }
     }
 

@@ -115,6 +115,10 @@ impl AgentPort {
         self.runs_waited_for(addr).any(|run| run & RUN_CLOSED != 0) && !self.is_delivered(addr)
     }
 
+    pub fn is_all_installed(&self) -> bool {
+        (0..DELIVERIES_ALL).all(|index| self.state_of(index) == FREE)
+    }
+
     fn is_delivered(&self, addr: u64) -> bool {
         (0..DELIVERIES_ALL).filter(|index| self.state_of(*index) != FREE).any(|index| {
             let delivery = self.link.delivery(index);

@@ -69,6 +69,12 @@ impl AgentPort {
         port
     }
 
+    /// New memory is closed where it lies in this range, and nowhere else.
+    pub fn close_only(&self, from: u64, to: u64) {
+        self.link.only_from().store(from, Ordering::SeqCst);
+        self.link.only_to().store(to, Ordering::SeqCst);
+    }
+
     /// The evictor of the address space that this is the port of.
     pub fn set_evictor(&self, pidfd: Pidfd) {
         let _ = self.evictor.set(pidfd);

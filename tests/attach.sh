@@ -1,0 +1,364 @@
+#!/bin/bash
+# memspill attach, with real programs that run already. They check their own data all the time: before, while
+# they are within a budget that is half of what they have, and after they were let go.
+
+HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
+  --short    those that tests/run.sh runs
+  --list     names of the cases"
+. "$(dirname "$0")/common.sh"
+
+ALL=(python node java redis postgres go threads bash children again refused gdb inside other-user interrupted
+    killed ends options)
+# Quick enough for tests/run.sh.
+SHORT=(python threads refused inside killed ends interrupted)
+option() {
+    case $1 in
+    --list) echo "${ALL[*]}"; exit ;;
+    --short) NAMES+=("${SHORT[@]}") ;;
+    *) return 1 ;;
+    esac
+}
+parse_options "$@"
+cd "$WORK" || exit 2
+P=$TESTS/programs
+BUDGET_MIB=80
+SIZE_MIB=160
+
+no() { WHY=$1; return 1; }
+
+# until_true SECONDS COMMAND...
+until_true() {
+    local end=$((SECONDS + $1 + 1))
+    shift
+    while ! "$@" >/dev/null 2>&1; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.05
+    done
+}
+
+# start COMMAND...: a program in the background, which says `round` on its stdout; sets PROGRAM.
+start() {
+    : >said
+    "$@" </dev/null >said 2>program.err &
+    PROGRAM=$!
+    rounds 1
+}
+count() { grep -c "^round" said; }
+more_than() { [ "$(count)" -gt "$1" ]; }
+# So many more rounds, all of them right.
+rounds() {
+    local before
+    before=$(count)
+    until_true 90 more_than $((before + $1 - 1)) ||
+        no "no more rounds after $before: $(tail -n 1 said program.err | tr '\n' ' ')"
+}
+
+# attach [OPTION...] PID: in the background, until it is attached; sets RUN.
+attach() {
+    : >err
+    "$MEMSPILL" attach -m ${BUDGET_MIB}M "${MEMSPILL_ARGS[@]}" "$@" >out 2>err &
+    RUN=$!
+    until_true 20 is_attached_or_over
+    grep -q "attached to" err || no "it is not attached: $(tail -n 1 err)"
+}
+is_attached_or_over() { grep -q "attached to" err || ! kill -0 $RUN; }
+
+# over_with CODE: the attach ends so, within 60 s.
+over_with() {
+    local code
+    until_true 60 has_ended $RUN || no "memspill attach does not end: $(tail -n 1 err)" || return
+    wait $RUN
+    code=$?
+    [ $code = "$1" ] || no "memspill attach ends with $code: $(tail -n 1 err)"
+}
+has_ended() { ! kill -0 "$1"; }
+
+# The kB of these lines of /proc/PID/status.
+kib() { # PID NAME...
+    local pid=$1
+    shift
+    awk -v names=" $* " 'index(names, " " $1 " ") { sum += $2 } END { print sum + 0 }' "/proc/$pid/status"
+}
+# held PID...: for three seconds the programs have no more memory than the budget and a twentieth of it.
+held() {
+    local most=0 now pid
+    for _ in $(seq 30); do
+        now=$(kib $RUN RssAnon: RssShmem:)
+        for pid; do now=$((now + $(kib "$pid" RssAnon:))); done
+        [ $now -le $most ] || most=$now
+        sleep 0.1
+    done
+    HELD="$((most >> 10)) MiB of $BUDGET_MIB"
+    [ $((most * 20)) -le $((BUDGET_MIB * 21 << 10)) ] || no "it takes $HELD"
+}
+# Something is away.
+is_swapped() { "$MEMSPILL" ctl --pid $RUN stats | awk '$2 == "swapped_bytes" { exit $3 + 0 == 0 }'; }
+
+# The program is at it still, and ends well when it is told to.
+goes_on() {
+    rounds 2 || return
+    is_bare "$PROGRAM" || return
+    stops
+}
+stops() {
+    local code
+    kill -TERM "$PROGRAM"
+    wait "$PROGRAM"
+    code=$?
+    [ $code = 0 ] && ! grep -qi wrong said ||
+        no "the program ends with $code: $(tail -n 2 said program.err | tr '\n' ' ')"
+}
+# Nothing of memspill is in it: no thread, no mapping.
+is_bare() {
+    ! grep -qE "memfd:memspill|memspill-agent" "/proc/$1/maps" || no "the agent is left mapped" || return
+    ! grep -qx memspill /proc/"$1"/task/*/comm || no "a thread is left"
+}
+
+# The whole of it for a program: attached, held, let go.
+through() { # COMMAND...
+    start "$@" && rounds 3 || return
+    attach "$PROGRAM" && until_true 20 settled && held "$PROGRAM" && rounds 3 && detach && goes_on
+}
+settled() { [ $((($(kib "$PROGRAM" RssAnon:) + $(kib $RUN RssAnon: RssShmem:)) >> 10)) -le $BUDGET_MIB ]; }
+detach() {
+    timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "ctl detach: $(cat ctl.out)" || return
+    over_with 0
+}
+
+case_python() { through python3 "$P/attached.py" $SIZE_MIB; }
+case_node() { have node || { SKIP="no node"; return; }; through node "$P/attached.js" $SIZE_MIB; }
+case_java() {
+    have javac || { SKIP="no javac"; return; }
+    javac -d . "$P/Attached.java" && through java -Xmx$((SIZE_MIB * 3))m -cp . Attached $SIZE_MIB
+}
+case_go() {
+    have go || { SKIP="no go"; return; }
+    cp "$P/attached.go" . && CGO_ENABLED=0 GO111MODULE=off go build -o attached attached.go ||
+        { SKIP="go build fails"; return; }
+    through ./attached $SIZE_MIB
+}
+# Threads in the midst of system calls.
+case_threads() {
+    gcc -O2 -pthread -o in_calls "$P/in_calls.c" || { no "it is not compiled"; return; }
+    through ./in_calls $SIZE_MIB
+}
+
+# A server: its digest is the same before, while it is attached, after a dump by a fork, and when it is let
+# go.
+case_redis() {
+    local cli="redis-cli -s $WORK/redis.sock" before
+    have redis-server && have redis-cli || { SKIP="no redis"; return; }
+    redis-server --port 0 --unixsocket "$WORK/redis.sock" --dir "$WORK" --dbfilename dump.rdb --save '' \
+        --enable-debug-command local >redis.log 2>&1 &
+    PROGRAM=$!
+    until_true 20 $cli PING || no "it does not answer: $(tail -n 1 redis.log)" || return
+    python3 "$P/redis_load.py" 200000 first | $cli --pipe >load.log 2>&1 ||
+        no "$(tail -n 1 load.log)" || return
+    before=$($cli DEBUG DIGEST)
+    attach $PROGRAM && until_true 20 settled && held $PROGRAM && {
+        [ "$($cli DEBUG DIGEST)" = "$before" ] || no "another digest while it is attached"
+    } && {
+        $cli BGSAVE >/dev/null
+        python3 "$P/redis_load.py" 20000 second | $cli --pipe >load.log 2>&1
+        redis-benchmark -s "$WORK/redis.sock" -q -n 4000 -r 10000 -t set,get -c 8 >bench.log 2>&1 ||
+            no "redis-benchmark: $(tail -n 1 bench.log)"
+    } && {
+        until_true 60 bash -c "$cli INFO persistence | grep -q rdb_bgsave_in_progress:0"
+        $cli INFO persistence | grep -q rdb_last_bgsave_status:ok || no "BGSAVE fails: $(tail -n 2 redis.log)"
+    } && before=$($cli DEBUG DIGEST) && detach && is_bare $PROGRAM && {
+        [ "$($cli DEBUG DIGEST)" = "$before" ] || no "another digest when it was let go"
+    }
+    $cli SHUTDOWN NOSAVE 2>/dev/null
+    wait $PROGRAM || no "${WHY:-the server ends with $?}"
+}
+
+# The postmaster, as root; its later server processes are within the budget too.
+case_postgres() {
+    local bin data=$WORK/data as=(setpriv --reuid=postgres --regid=postgres --clear-groups)
+    bin=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -n 1)
+    [ -x "$bin/pgbench" ] && id postgres >/dev/null 2>&1 && [ "$(id -u)" = 0 ] ||
+        { SKIP="no PostgreSQL, or not root"; return; }
+    chmod 755 "$WORK" && mkdir "$data" && chown postgres "$data" || return
+    "${as[@]}" "$bin/initdb" -D "$data" -A trust --no-sync >initdb.log 2>&1 || { no "initdb fails"; return; }
+    (cd "$data" && exec "${as[@]}" "$bin/postgres" -D "$data" -c shared_buffers=32MB -c huge_pages=off \
+        -c unix_socket_directories="$data" -c listen_addresses= -c fsync=off -c work_mem=256MB \
+        -c max_parallel_workers_per_gather=0) >postgres.log 2>&1 &
+    PROGRAM=$!
+    ask() { "${as[@]}" "$bin/psql" -h "$data" -d postgres -tAX -c "$1" 2>&1; }
+    until_true 20 is_one "ask 'select 1'" || no "it does not answer: $(tail -n 1 postgres.log)" || return
+    # A sort and a hash in the memory of a server process that came later.
+    local query="select count(*), sum(n), md5(string_agg(s, '')) from (select n, md5(n::text) s from
+        generate_series(1, 400000) n order by s) x" right
+    right=$(ask "$query")
+    BUDGET_MIB=120 attach $PROGRAM && {
+        [ "$(ask "$query")" = "$right" ] || no "another answer: $(ask "$query")"
+    } && {
+        "${as[@]}" "$bin/pgbench" -h "$data" -i -q -s 2 postgres >bench.log 2>&1 &&
+            "${as[@]}" "$bin/pgbench" -h "$data" -c 4 -T 3 postgres >bench.log 2>&1 ||
+            no "pgbench: $(tail -n 1 bench.log)"
+    } && detach && is_bare $PROGRAM && {
+        [ "$(ask "$query")" = "$right" ] || no "another answer when it was let go"
+    }
+    "${as[@]}" "$bin/pg_ctl" -D "$data" -m fast -W stop >/dev/null 2>&1
+    wait $PROGRAM || no "${WHY:-the server ends with $?}"
+}
+is_one() { [ "$(eval "$1")" = 1 ]; }
+
+# A shell, whose later programs are within the budget.
+case_bash() {
+    local most
+    cat >loop.sh <<'SH'
+trap 'wait; echo right; exit 0' TERM
+n=0
+while :; do
+    n=$((n + 1))
+    sum=$(python3 -c 'import zlib; b = bytearray(range(256)) * (400 << 10); print(zlib.crc32(b))')
+    [ "$sum" = "${first:=$sum}" ] || { echo WRONG "$sum"; exit 1; }
+    echo round $n
+done
+SH
+    start bash loop.sh && attach "$PROGRAM" && rounds 2 && {
+        most=$("$MEMSPILL" ctl --pid $RUN stats | awk '$2 == "pgsteal" { print $3 }')
+        [ "${most:-0}" -gt 1000 ] || no "its programs are not within the budget: $most pages were swapped out"
+    } && detach && goes_on
+}
+
+# Children that live on: they are let go too.
+case_children() {
+    cat >parent.py <<'PY'
+import os, signal, sys, time, zlib
+block = os.urandom(60 << 20)
+sum_before, children, ended = zlib.crc32(block), [], []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+n = 0
+while not ended:
+    if not children and os.path.exists("fork"):
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                own = bytearray(os.urandom(20 << 20))
+                own_sum = zlib.crc32(own)
+                while not ended:
+                    if zlib.crc32(block) != sum_before or zlib.crc32(own) != own_sum:
+                        os._exit(1)
+                    time.sleep(0.02)
+                os._exit(0)
+            children.append(child)
+    if zlib.crc32(block) != sum_before:
+        print("WRONG", flush=True)
+        sys.exit(1)
+    n += 1
+    print("round", n, flush=True)
+    time.sleep(0.1)
+for child in children:
+    os.kill(child, signal.SIGTERM)
+ends = [os.waitpid(child, 0)[1] for child in children]
+print("WRONG" if any(ends) else "right", len(children), flush=True)
+PY
+    local child
+    start python3 parent.py && rounds 3 && attach "$PROGRAM" && touch fork && rounds 5 &&
+        until_true 30 is_swapped && sleep 2 && detach || return
+    for child in $(pgrep -P "$PROGRAM"); do is_bare "$child" || return; done
+    goes_on && { grep -q 'right 3' said || no "its children: $(tail -n 1 said)"; }
+}
+
+# A library is told by --ready-fd; a swap that is full ends the program, if it is to.
+case_options() {
+    start python3 "$P/attached.py" $SIZE_MIB || return
+    mkfifo ready
+    "$MEMSPILL" attach -m ${BUDGET_MIB}M --ready-fd 7 "$PROGRAM" 7>ready 2>err &
+    RUN=$!
+    [ "$(timeout 20 cat ready)" = "attached $PROGRAM" ] || no "not told: $(tail -n 1 err)" || return
+    rounds 1 && detach || return
+    "$MEMSPILL" attach -m ${BUDGET_MIB}M --ready-fd 7 1 7>ready 2>err &
+    timeout 20 cat ready | grep -q '^error: ' || no "no error is told" || return
+    attach --swap ram:size=10M --on-full=kill "$PROGRAM" && over_with 137 || return
+    wait "$PROGRAM"
+    [ $? = 137 ] || no "the program is not killed when its swap is full"
+}
+
+# refuses TEXT ARGUMENT...: one line, which says that, and exit code 125.
+refuses() {
+    local text=$1 code
+    shift
+    timeout 30 "$MEMSPILL" attach -m ${BUDGET_MIB}M "$@" >out 2>err
+    code=$?
+    [ "$code" = 125 ] && [ "$(wc -l <err)" = 1 ] && grep -qE -- "$text" err && [ ! -s out ] ||
+        no "$* ends with $code: $(head -c 300 err)"
+}
+case_refused() {
+    local zombie
+    refuses 'no process 4194999' 4194999 && refuses 'has started this' $$ &&
+        refuses 'invalid value' python3 && refuses 'PID' || return
+    if grep -qs '^Kthread:.1' /proc/2/status; then refuses 'thread of the kernel' 2 || return; fi
+    python3 -c 'import subprocess, time; subprocess.Popen(["true"]); time.sleep(20)' &
+    zombie=$!
+    until_true 10 pgrep -P $zombie -r Z && refuses 'has ended' "$(pgrep -P $zombie)" || no "${WHY:-no zombie}"
+    kill $zombie
+    sleep 30 &
+    BUDGET_MIB=1 refuses 'too small' $!
+    kill $!
+    [ -z "$WHY" ]
+}
+case_gdb() {
+    have gdb || { SKIP="no gdb"; return; }
+    sleep 60 &
+    PROGRAM=$!
+    gdb -q -batch -p $PROGRAM -ex 'python import time; time.sleep(20)' >gdb.out 2>&1 &
+    until_true 10 grep -q 'TracerPid:.[1-9]' /proc/$PROGRAM/status || no "gdb does not attach" || return
+    refuses 'traced by process [0-9]+ \(gdb\)' $PROGRAM
+    kill %% $PROGRAM
+    [ -z "$WHY" ]
+}
+case_inside() {
+    "$MEMSPILL" run -m 60M -- sleep 30 &
+    RUN=$!
+    until_true 10 pgrep -P $RUN -x sleep
+    refuses "ctl --pid $RUN limit" "$(pgrep -P $RUN -x sleep)" && refuses 'memspill itself' $RUN
+    kill $RUN
+    wait $RUN
+    [ -z "$WHY" ]
+}
+case_other-user() {
+    [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
+    sleep 30 &
+    PROGRAM=$!
+    setpriv --reuid=65534 --regid=65534 --clear-groups "$MEMSPILL" attach -m 60M --swap ram: $PROGRAM 2>err
+    [ $? = 125 ] && grep -q "another user's" err || no "$(tail -n 1 err)"
+    kill $PROGRAM
+    [ -z "$WHY" ]
+}
+
+# ^C twice: it is let go, and nothing ends.
+case_interrupted() {
+    local signal
+    for signal in INT TERM HUP; do
+        start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 || return
+        kill -$signal $RUN
+        sleep 0.2
+        kill -$signal $RUN 2>/dev/null
+        over_with 0 && goes_on || no "SIG$signal: $WHY" || return
+    done
+}
+# Killed in one way or other, memspill takes the program with it: a page that reads as zeros would be worse.
+case_killed() {
+    start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 &&
+        until_true 20 is_swapped || return
+    kill -KILL $RUN
+    until_true 5 has_ended "$PROGRAM" || no "the program goes on without its pages" || return
+    ! grep -q WRONG said || no "$(grep WRONG said)"
+}
+# It ends with the program.
+case_ends() {
+    start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 && stops && over_with 0
+}
+# Attached to and let go, again and again.
+case_again() {
+    start python3 "$P/attached.py" $SIZE_MIB || return
+    for _ in 1 2 3; do
+        attach "$PROGRAM" && rounds 1 && detach || return
+    done
+    goes_on
+}
+
+run_cases "${ALL[@]}"
