@@ -120,8 +120,12 @@ pub fn let_go(
     evictor: u32,
     end_evictor: &mut dyn FnMut(),
 ) -> io::Result<Duration> {
-    let base = base_of_agent(pid, agent)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "memspill's agent is not in it"))?;
+    let Some(base) = base_of_agent(pid, agent) else {
+        return match proc::has_ended(pid) {
+            true => Ok(Duration::ZERO),
+            false => Err(io::Error::new(io::ErrorKind::NotFound, "memspill's agent is not in it")),
+        };
+    };
     let mut stopped =
         Stopped::all(pid as pid_t, Some(evictor as pid_t)).map_err(|e| refusal::explained(pid, e))?;
     let mut hands = Hands::of(&mut stopped)?;

@@ -37,8 +37,9 @@ const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4210;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
 /// In orig_rax: it was not stopped in a call.
 pub(super) const NO_CALL: u64 = u64::MAX;
-/// How long it may take until a thread stands.
+/// How long it may take until a thread stands that waits in the kernel, or that has no CPU.
 const STANDS_AFTER: Duration = Duration::from_secs(1);
+const RUNS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_micros(50);
 /// Calls with a longer time of their own are not begun again.
 const AGAIN_MS: i64 = 10_000;
@@ -317,7 +318,7 @@ impl Stopped {
     fn wait(&mut self, tid: pid_t, until: Instant) -> io::Result<Option<Stood>> {
         loop {
             match stop_of(tid)? {
-                Stop::NotYet if Instant::now() > until => {
+                Stop::NotYet if Instant::now() > until && waits_in_kernel(self.pid, tid, until) => {
                     return Err(io::Error::other(format!(
                         "its thread {tid} waits in the kernel, where nothing interrupts it: try again"
                     )));
@@ -348,9 +349,17 @@ impl Drop for Stopped {
 }
 
 fn has_ended(pid: pid_t, tid: pid_t) -> bool {
-    let stat = crate::proc::text(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, None | Some('Z' | 'X'))
+    matches!(state_of(pid, tid), None | Some('Z' | 'X'))
+}
+
+/// One that could run will come to its stop when it has a CPU.
+fn waits_in_kernel(pid: pid_t, tid: pid_t, until: Instant) -> bool {
+    state_of(pid, tid) == Some('D') || until.elapsed() > RUNS_WITHIN
+}
+
+fn state_of(pid: pid_t, tid: pid_t) -> Option<char> {
+    let stat = crate::proc::text(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
 }
 
 enum Stop {
