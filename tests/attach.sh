@@ -23,6 +23,8 @@ cd "$WORK" || exit 2
 P=$TESTS/programs
 BUDGET_MIB=80
 SIZE_MIB=160
+# Itself, and no script that becomes it.
+PYTHON=$(python3 -c 'import sys; print(sys.executable)')
 
 no() { WHY=$1; return 1; }
 
@@ -36,9 +38,12 @@ until_true() {
     done
 }
 
+PROGRAM= RUN=
 # start COMMAND...: a program in the background, which says `round` on its stdout; sets PROGRAM.
 start() {
-    : >said
+    # A case that has failed may have left some.
+    kill -9 $PROGRAM $RUN 2>/dev/null
+    rm -f said
     "$@" </dev/null >said 2>program.err &
     PROGRAM=$!
     rounds 1
@@ -49,7 +54,7 @@ more_than() { [ "$(count)" -gt "$1" ]; }
 rounds() {
     local before
     before=$(count)
-    until_true 90 more_than $((before + $1 - 1)) ||
+    until_true 120 more_than $((before + $1 - 1)) ||
         no "no more rounds after $before: $(tail -n 1 said program.err | tr '\n' ' ')"
 }
 
@@ -117,7 +122,7 @@ is_bare() {
 # The whole of it for a program: attached, held, let go.
 through() { # COMMAND...
     start "$@" && rounds 3 || return
-    attach "$PROGRAM" && until_true 20 settled && held "$PROGRAM" && rounds 3 && detach && goes_on
+    attach "$PROGRAM" && until_true 60 settled && held "$PROGRAM" && rounds 2 && detach && goes_on
 }
 settled() { [ $((($(kib "$PROGRAM" RssAnon:) + $(kib $RUN RssAnon: RssShmem:)) >> 10)) -le $BUDGET_MIB ]; }
 detach() {
@@ -125,7 +130,7 @@ detach() {
     over_with 0
 }
 
-case_python() { through python3 "$P/attached.py" $SIZE_MIB; }
+case_python() { through "$PYTHON" "$P/attached.py" $SIZE_MIB; }
 case_node() { have node || { SKIP="no node"; return; }; through node "$P/attached.js" $SIZE_MIB; }
 case_java() {
     have javac || { SKIP="no javac"; return; }
@@ -140,7 +145,9 @@ case_go() {
 # Threads in the midst of system calls.
 case_threads() {
     gcc -O2 -pthread -o in_calls "$P/in_calls.c" || { no "it is not compiled"; return; }
-    through ./in_calls $SIZE_MIB
+    # (Its forks leave pages shared, which take more for moments.)
+    start ./in_calls $SIZE_MIB && attach "$PROGRAM" && rounds 20 && until_true 60 is_swapped && detach &&
+        goes_on
 }
 
 # A server: its digest is the same before, while it is attached, after a dump by a fork, and when it is let
@@ -256,7 +263,7 @@ ends = [os.waitpid(child, 0)[1] for child in children]
 print("WRONG" if any(ends) else "right", len(children), flush=True)
 PY
     local child
-    start python3 parent.py && rounds 3 && attach "$PROGRAM" && touch fork && rounds 5 &&
+    start "$PYTHON" parent.py && rounds 3 && attach "$PROGRAM" && touch fork && rounds 5 &&
         until_true 30 is_swapped && sleep 2 && detach || return
     for child in $(pgrep -P "$PROGRAM"); do is_bare "$child" || return; done
     goes_on && { grep -q 'right 3' said || no "its children: $(tail -n 1 said)"; }
@@ -264,7 +271,7 @@ PY
 
 # A library is told by --ready-fd; a swap that is full ends the program, if it is to.
 case_options() {
-    start python3 "$P/attached.py" $SIZE_MIB || return
+    start "$PYTHON" "$P/attached.py" $SIZE_MIB || return
     mkfifo ready
     "$MEMSPILL" attach -m ${BUDGET_MIB}M --ready-fd 7 "$PROGRAM" 7>ready 2>err &
     RUN=$!
@@ -333,7 +340,7 @@ case_other-user() {
 case_interrupted() {
     local signal
     for signal in INT TERM HUP; do
-        start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 || return
+        start "$PYTHON" "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 || return
         kill -$signal $RUN
         sleep 0.2
         kill -$signal $RUN 2>/dev/null
@@ -342,7 +349,7 @@ case_interrupted() {
 }
 # Killed in one way or other, memspill takes the program with it: a page that reads as zeros would be worse.
 case_killed() {
-    start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 &&
+    start "$PYTHON" "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 &&
         until_true 20 is_swapped || return
     kill -KILL $RUN
     until_true 5 has_ended "$PROGRAM" || no "the program goes on without its pages" || return
@@ -350,11 +357,11 @@ case_killed() {
 }
 # It ends with the program.
 case_ends() {
-    start python3 "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 && stops && over_with 0
+    start "$PYTHON" "$P/attached.py" $SIZE_MIB && attach "$PROGRAM" && rounds 1 && stops && over_with 0
 }
 # Attached to and let go, again and again.
 case_again() {
-    start python3 "$P/attached.py" $SIZE_MIB || return
+    start "$PYTHON" "$P/attached.py" $SIZE_MIB || return
     for _ in 1 2 3; do
         attach "$PROGRAM" && rounds 1 && detach || return
     done

@@ -120,7 +120,7 @@ Exit status: 0 when PID has ended or was detached;
 
 Examples:
   memspill attach -m 2G 4711
-  sudo memspill attach -m 50% --swap file:/data/swap,size=64G $(pidof postgres | tr ' ' '\\n' | tail -n 1)
+  sudo memspill attach -m 50% --swap file:/data/swap,size=64G $(pgrep -o postgres)
   memspill ctl limit 3G
   memspill ctl detach";
 

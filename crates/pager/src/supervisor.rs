@@ -492,7 +492,7 @@ fn wait_attached(
         children.wait(tracer.next_look().map_or(pause, |look| look.min(pause)));
         for (signal, _) in second_signal.arrived() {
             if matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
-                progress.is_asked(&run.detach.stage(), running);
+                progress.is_asked(run, running);
                 let _ = run.detach.ask();
             }
         }
@@ -500,13 +500,17 @@ fn wait_attached(
 }
 
 fn tell_let_go(running: &Running, stood_still: Duration, stay: &[Arc<Process>]) {
-    let names: Vec<String> = stay.iter().map(|process| standstill::name(process.memory.pid())).collect();
-    let stay = match names.len() {
+    let stay = match stay.len() {
         0 => String::new(),
-        _ => format!("; memspill waits for the end of {}, which began with it", names.join(", ")),
+        _ => format!("; memspill waits for the end of {}, which began with it", named(stay)),
     };
     let ms = stood_still.as_secs_f64() * 1e3;
     eprintln!("memspill: detached from {}: it stood still {ms:.1} ms{stay}", running.name());
+}
+
+fn named(processes: &[Arc<Process>]) -> String {
+    let name = |process: &Arc<Process>| standstill::name(process.memory.pid());
+    processes.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// What is said of a detach, and when it was said.
@@ -518,13 +522,13 @@ struct Progress {
 }
 
 impl Progress {
-    fn is_asked(&mut self, stage: &Stage, running: &Running) {
+    fn is_asked(&mut self, run: &Run, running: &Running) {
         // timeout(1) sends each twice.
         if self.said.is_some_and(|said| said.elapsed() < SIGNALS_SAME) {
             return;
         }
         let name = running.name();
-        match stage {
+        match &run.detach.stage() {
             Stage::Brings { done, total } => {
                 let (done, total) = (done >> 20, total >> 20);
                 eprintln!(
@@ -535,7 +539,7 @@ impl Progress {
             Stage::Attached(_) => {
                 eprintln!("memspill: detaching from {name}: what is swapped out comes back")
             }
-            Stage::Gone => eprintln!("memspill: waits for the end of programs that began with it"),
+            Stage::Gone => eprintln!("memspill: waits for the end of {}", named(&run.processes())),
             Stage::Never | Stage::Asked | Stage::Back => {}
         }
         (self.said, self.is_awaited) = (Some(Instant::now()), true);
