@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The entry is called as `entry(what, struct)`, on a stack of the supervisor's, with all signals blocked but
-//! those that say something of the thread itself. It ends with a breakpoint, its result in rax.
+//! SIGTRAP. It ends with a breakpoint, its result in rax.
 
 /// The entry lies so many bytes before the one that the ELF header tells of.
 pub const BEFORE_ENTRY: u64 = 16;

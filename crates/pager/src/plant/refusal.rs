@@ -105,7 +105,7 @@ fn is_32_bit(pid: u32) -> bool {
 
 fn tracer_in(status: &str) -> Option<String> {
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim();
-    if tracer == "0" {
+    if tracer == "0" || tracer == std::process::id().to_string() {
         return None;
     }
     let name = proc::text(format!("/proc/{tracer}/comm")).unwrap_or_default();

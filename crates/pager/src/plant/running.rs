@@ -45,8 +45,8 @@ const PAGE: u64 = 4096;
 const STACK_BYTES: u64 = 128 << 10;
 /// The struct for the agent; what it points to begins behind it.
 const BEHIND_STRUCT: u64 = PAGE;
-/// Of the agent's entry, all signals are blocked but those that say something of the thread itself.
-const MASK: u64 = !(1 << (libc::SIGTRAP - 1) | 1 << (libc::SIGSEGV - 1) | 1 << (libc::SIGBUS - 1));
+/// Signals that are blocked while the agent's entry runs.
+const MASK: u64 = !(1 << (libc::SIGTRAP - 1));
 /// How long threads may be at work in the agent.
 const LEAVES_AFTER: Duration = Duration::from_secs(5);
 /// How long the evictor may take to end.
@@ -114,6 +114,7 @@ pub fn into_running(pid: u32, agent: &Published, environment: &[(&str, &str)]) -
 
 /// Takes the agent out of a process, all of whose pages are there; nothing is taken out of it any more.
 /// `end_evictor`: has the thread `evictor` end. Returns how long its threads did not run.
+/// WouldBlock: not now, and all is as before.
 pub fn let_go(
     pid: u32,
     agent: &Published,
@@ -121,9 +122,10 @@ pub fn let_go(
     end_evictor: &mut dyn FnMut(),
 ) -> io::Result<Duration> {
     let Some(base) = base_of_agent(pid, agent) else {
+        // It has ended, or is about to, or runs another program.
         return match proc::has_ended(pid) {
             true => Ok(Duration::ZERO),
-            false => Err(io::Error::new(io::ErrorKind::NotFound, "memspill's agent is not in it")),
+            false => Err(later("memspill's agent is not in it")),
         };
     };
     let mut stopped =
@@ -138,6 +140,11 @@ pub fn let_go(
     let began = stopped.began;
     drop(stopped);
     Ok(began.elapsed())
+}
+
+/// It may be possible in a moment.
+fn later(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::WouldBlock, why)
 }
 
 fn base_of_agent(pid: u32, agent: &Published) -> Option<u64> {
@@ -373,7 +380,7 @@ impl<'a> Hands<'a> {
                     "it was started under memspill, and has the agent among its libraries",
                 ));
             }
-            libc::EAGAIN => return Err(io::Error::other("not all of its pages are back: try again")),
+            libc::EAGAIN => return Err(later("not all of its pages are back: try again")),
             errno => return Err(io::Error::from_raw_os_error(errno)),
         }
         self.leave_at_last(at, evictor, end_evictor).map_err(|e| {
@@ -428,7 +435,7 @@ impl<'a> Hands<'a> {
                 return Ok(());
             }
             if Instant::now() > until {
-                return Err(io::Error::other("a thread of it does not come out of the agent: try again"));
+                return Err(later("a thread of it does not come out of the agent: try again"));
             }
             let own = self.stood().tid;
             self.stopped.run_on(&busy)?;

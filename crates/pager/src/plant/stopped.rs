@@ -16,6 +16,9 @@
 //! *Restartable sequences* (rseq) that a thread is in the middle of are aborted, as the kernel does: once the
 //! thread runs elsewhere it would be forgotten.
 //!
+//! *A fault's signal* (or that of a trapped call) may be there already, and not delivered yet: then the
+//! thread goes on until it is, and stands at the first instruction of its handler.
+//!
 //! A thread that waits in the kernel so that nothing interrupts it (a disk, the child of its vfork) is waited
 //! for STANDS_AFTER, and then all go on.
 #![allow(unsafe_code, reason = "ptrace, waitid and get_robust_list, on integers and structs of integers")]
@@ -111,10 +114,8 @@ impl Stood {
     }
 
     fn look(tid: pid_t, memory: &File) -> io::Result<Stood> {
-        let mut mask = 0u64;
-        // SAFETY: the kernel writes so many bytes.
-        check(unsafe { ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask as usize) })?;
-        let mut stood = Stood { tid, regs: registers(tid)?, mask, is_changed: false, is_off: false };
+        let (regs, mask) = (registers(tid)?, signal_mask(tid)?);
+        let mut stood = Stood { tid, regs, mask, is_changed: false, is_off: false };
         stood.restart_interrupted(memory);
         stood.abort_sequence(memory);
         Ok(stood)
@@ -247,6 +248,7 @@ impl Stopped {
 
     /// Stops those that are new, until none is.
     pub(super) fn stop_new(&mut self) -> io::Result<()> {
+        let begun = Instant::now();
         loop {
             let new: Vec<pid_t> = self.tasks()?.into_iter().filter(|tid| !self.has(*tid)).collect();
             if new.is_empty() {
@@ -260,6 +262,10 @@ impl Stopped {
                 match asked.and_then(|()| resume(tid, libc::PTRACE_INTERRUPT, 0)) {
                     Ok(()) => seized.push(tid),
                     Err(e) if e.raw_os_error() == Some(libc::ESRCH) || has_ended(self.pid, tid) => {}
+                    // It is ours, and about to end.
+                    Err(_) if begun.elapsed() < RUNS_WITHIN && is_ours(self.pid, tid) => {
+                        std::thread::sleep(LOOK);
+                    }
                     Err(e) => {
                         result = Err(e);
                         break;
@@ -316,18 +322,29 @@ impl Stopped {
 
     /// None: it has ended.
     fn wait(&mut self, tid: pid_t, until: Instant) -> io::Result<Option<Stood>> {
+        let mut is_to_stop_again = false;
         loop {
             match stop_of(tid)? {
                 Stop::NotYet if Instant::now() > until && waits_in_kernel(self.pid, tid, until) => {
-                    return Err(io::Error::other(format!(
+                    let why = format!(
                         "its thread {tid} waits in the kernel, where nothing interrupts it: try again"
-                    )));
+                    );
+                    return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
                 }
                 Stop::NotYet => std::thread::sleep(LOOK),
                 Stop::Ended => return Ok(None),
+                Stop::Event if is_about_to_handle(tid)? => {
+                    is_to_stop_again = true;
+                    resume(tid, libc::PTRACE_CONT, 0)?;
+                }
                 Stop::Event => return Stood::look(tid, &self.memory).map(Some),
                 // It has it before it stops for us.
-                Stop::Signal(signal) => resume(tid, libc::PTRACE_CONT, signal)?,
+                Stop::Signal(signal) => {
+                    if std::mem::take(&mut is_to_stop_again) {
+                        resume(tid, libc::PTRACE_INTERRUPT, 0)?;
+                    }
+                    resume(tid, libc::PTRACE_CONT, signal)?;
+                }
             }
         }
     }
@@ -352,6 +369,12 @@ fn has_ended(pid: pid_t, tid: pid_t) -> bool {
     matches!(state_of(pid, tid), None | Some('Z' | 'X'))
 }
 
+fn is_ours(pid: pid_t, tid: pid_t) -> bool {
+    let status = crate::proc::text(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|tracer| tracer.trim() == std::process::id().to_string())
+}
+
 /// One that could run will come to its stop when it has a CPU.
 fn waits_in_kernel(pid: pid_t, tid: pid_t, until: Instant) -> bool {
     state_of(pid, tid) == Some('D') || until.elapsed() > RUNS_WITHIN
@@ -360,6 +383,39 @@ fn waits_in_kernel(pid: pid_t, tid: pid_t, until: Instant) -> bool {
 fn state_of(pid: pid_t, tid: pid_t) -> Option<char> {
     let stat = crate::proc::text(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
+fn signal_mask(tid: pid_t) -> io::Result<u64> {
+    let mut mask = 0u64;
+    // SAFETY: the kernel writes so many bytes.
+    check(unsafe { ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask as usize) })?;
+    Ok(mask)
+}
+
+/// Does a signal wait for the thread that an instruction of its own has raised?
+fn is_about_to_handle(tid: pid_t) -> io::Result<bool> {
+    const PTRACE_PEEKSIGINFO: c_uint = 0x4209;
+    const AT_ONCE: usize = 16;
+    const RAISED: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP, libc::SIGFPE, libc::SIGSYS];
+    /// `struct ptrace_peeksiginfo_args`.
+    #[repr(C)]
+    struct Asked {
+        from: u64,
+        flags: u32,
+        count: i32,
+    }
+    let asked = Asked { from: 0, flags: 0, count: AT_ONCE as i32 };
+    // SAFETY: the structs are integers; the kernel reads one, and writes as many of the others as there are.
+    let (found, infos) = unsafe {
+        let mut infos: [libc::siginfo_t; AT_ONCE] = std::mem::zeroed();
+        let found = ptrace(PTRACE_PEEKSIGINFO, tid, &raw const asked as usize, infos.as_mut_ptr() as usize);
+        check(found)?;
+        (found as usize, infos)
+    };
+    let raised = infos[..found].iter().map(|info| info.si_signo).filter(|signal| RAISED.contains(signal));
+    let set = raised.fold(0u64, |set, signal| set | 1 << (signal - 1));
+    Ok(set != 0 && set & !signal_mask(tid)? != 0)
 }
 
 enum Stop {
@@ -394,18 +450,14 @@ fn stop_of(tid: pid_t) -> io::Result<Stop> {
 
 /// Has a thread run until it comes to the agent's breakpoint, and returns what is in rax then.
 pub(super) fn run_to_breakpoint(tid: pid_t, meanwhile: &mut Meanwhile) -> io::Result<i64> {
-    let mut signal = 0;
     loop {
-        resume(tid, libc::PTRACE_CONT, signal)?;
+        resume(tid, libc::PTRACE_CONT, 0)?;
         let (stop, is_event) = wait_for_stop(tid)?;
-        signal = 0;
         match stop {
             _ if is_event => {}
             libc::SIGTRAP if is_of_kernel(tid)? => return Ok(registers(tid)?.rax as i64),
             libc::SIGTRAP => meanwhile.is_to_trap = true,
             libc::SIGSTOP => meanwhile.is_to_stop = true,
-            // The agent's own, when it reads memory that is not there.
-            libc::SIGSEGV | libc::SIGBUS => signal = stop,
             _ => return Err(io::Error::other(format!("it was stopped by signal {stop} inside the agent"))),
         }
     }
