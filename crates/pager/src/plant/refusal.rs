@@ -158,3 +158,60 @@ pub(super) fn not_joined(result: i64) -> io::Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signals;
+    use std::process::Command;
+    use std::time::Duration;
+
+    fn why(pid: u32) -> String {
+        at_sight(pid).expect_err("it is refused").to_string()
+    }
+
+    fn wait_for_state(pid: u32, state: &str) {
+        let is_it = || {
+            let status = proc::text(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.lines().any(|line| line.starts_with(&format!("State:\t{state}")))
+        };
+        while !is_it() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_attached_to_is_refused_at_sight() {
+        assert!(why(std::process::id()).contains("memspill itself"));
+        assert!(why(i32::MAX as u32).contains("no process"));
+        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep starts");
+        signals::send(child.id(), libc::SIGSTOP);
+        wait_for_state(child.id(), "T");
+        assert!(why(child.id()).contains("kill -CONT"));
+        signals::send(child.id(), libc::SIGKILL);
+        wait_for_state(child.id(), "Z");
+        assert!(why(child.id()).contains("zombie"));
+        child.wait().expect("our child");
+    }
+
+    #[test]
+    fn a_thread_is_no_process() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_pid() as u32).expect("somebody asks");
+            let _ = ended.recv();
+        });
+        let said = why(told.recv().expect("it tells"));
+        drop(end);
+        thread.join().expect("it ends");
+        assert!(said.contains(&format!("thread of process {}", std::process::id())), "{said}");
+    }
+
+    #[test]
+    fn a_tracer_is_named() {
+        assert_eq!(tracer_in("TracerPid:\t0\n"), None);
+        assert_eq!(tracer_in(&format!("TracerPid:\t{}\n", std::process::id())), None);
+        assert!(tracer_in("TracerPid:\t1\n").is_some_and(|said| said.contains("process 1")));
+    }
+}

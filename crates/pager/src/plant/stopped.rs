@@ -462,3 +462,65 @@ pub(super) fn run_to_breakpoint(tid: pid_t, meanwhile: &mut Meanwhile) -> io::Re
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    /// A process that sleeps.
+    fn sleeper(seconds: &str) -> Child {
+        let child = Command::new("sleep").arg(seconds).spawn().expect("sleep starts");
+        while state_of(child.id() as pid_t, child.id() as pid_t) != Some('S') {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The loader may wait too, for its files.
+        std::thread::sleep(Duration::from_millis(50));
+        child
+    }
+
+    #[test]
+    fn a_process_stands_still_and_then_its_sleep_goes_on() {
+        let begun = Instant::now();
+        let mut child = sleeper("0.3");
+        let pid = child.id() as pid_t;
+        let stopped = Stopped::all(pid, None).expect("a child may be traced");
+        let [stood] = &*stopped.threads else { panic!("{} threads", stopped.threads.len()) };
+        assert!(stood.is_in_restart() || stood.regs.orig_rax != NO_CALL, "it is in the middle of its call");
+        assert!(stood.kept().iter().all(|range| range.bytes > 0));
+        std::thread::sleep(Duration::from_millis(400));
+        assert_eq!(state_of(pid, pid), Some('t'));
+        drop(stopped);
+        assert!(child.wait().expect("our child").success());
+        assert!(begun.elapsed() >= Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_signal_that_comes_while_it_stands_still_is_not_lost() {
+        use std::os::unix::process::ExitStatusExt;
+        let mut child = sleeper("60");
+        let stopped = Stopped::all(child.id() as pid_t, None).expect("a child may be traced");
+        signals::send(child.id(), libc::SIGTERM);
+        drop(stopped);
+        assert_eq!(child.wait().expect("our child").signal(), Some(libc::SIGTERM));
+    }
+
+    #[test]
+    fn calls_with_no_long_time_of_their_own_begin_again() {
+        let memory = File::open("/proc/self/mem").expect("our own memory");
+        // SAFETY: integers, all of which may be 0.
+        let none: user_regs_struct = unsafe { std::mem::zeroed() };
+        let of = |call: libc::c_long, r10: u64, rdx: u64| {
+            begins_again(&user_regs_struct { orig_rax: call as u64, r10, rdx, ..none }, &memory)
+        };
+        let (short, long) = ([1u64, 500_000_000], [3600u64, 0]);
+        let at = |time: &[u64; 2]| std::ptr::from_ref(time) as u64;
+        assert!(of(libc::SYS_epoll_wait, -1i32 as u32 as u64, 0) && of(libc::SYS_epoll_wait, 100, 0));
+        assert!(!of(libc::SYS_epoll_wait, 3_600_000, 0));
+        assert!(of(libc::SYS_rt_sigtimedwait, 0, at(&short)) && of(libc::SYS_rt_sigtimedwait, 0, 0));
+        assert!(!of(libc::SYS_rt_sigtimedwait, 0, at(&long)));
+        assert!(of(libc::SYS_recvfrom, 0, 0));
+        // It has closed its descriptor.
+        assert!(!of(libc::SYS_close, 0, 0));
+    }
+}
