@@ -170,7 +170,7 @@ impl Parser {
             }
             State::Head => {
                 let (more, event) = self.head(&input[taken..], expect)?;
-                Ok((taken + more, event))
+                Ok((taken + more, moved(event, taken)))
             }
             State::Data { .. } | State::Words { .. } => Ok((taken, None)),
         }
@@ -384,11 +384,15 @@ mod tests {
                     simple(0, 2),
                 ]
                 .concat(),
-                vec![done(1), done(2), whole],
+                vec![done(1), done(2), whole.clone()],
             ),
             (
                 [chunk(0, 0x8001, 1, &words), chunk(1, 0, 1, &[])].concat(),
                 vec!["Failed { cookie: 1, errno: 5 }".into(), done(1)],
+            ),
+            (
+                [chunk(0, 0x8001, 2, &words), data(1, 8192, &page), chunk(1, 0, 2, &[])].concat(),
+                vec!["Failed { cookie: 2, errno: 5 }".into(), done(1), done(2), whole.clone()],
             ),
             (chunk(1, 0x8fff, 1, &words), vec!["Failed { cookie: 1, errno: 5 }".into(), done(1)]),
             (
