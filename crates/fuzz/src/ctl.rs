@@ -48,6 +48,7 @@ fn asked(request: &Request) {
         | Request::Stats { .. }
         | Request::Metrics
         | Request::Swaps
+        | Request::Detach
         | Request::Swapoff { .. } => {}
     }
 }
