@@ -79,7 +79,7 @@ impl Attached {
 /// the programs that it runs. The door is to be kept by another thread, and lets it in.
 pub fn into_running(pid: u32, agent: &Published, environment: &[(&str, &str)]) -> io::Result<Attached> {
     refusal::at_sight(pid)?;
-    let mut stopped = Stopped::all(pid as pid_t, None).map_err(|e| refusal::explained(pid, e))?;
+    let mut stopped = Stopped::all(pid as pid_t, None)?;
     refusal::of_threads(pid, &stopped.threads)?;
     let mut room = Room::of(&stopped);
     room.write_environment(environment);
@@ -128,8 +128,7 @@ pub fn let_go(
             false => Err(later("memspill's agent is not in it")),
         };
     };
-    let mut stopped =
-        Stopped::all(pid as pid_t, Some(evictor as pid_t)).map_err(|e| refusal::explained(pid, e))?;
+    let mut stopped = Stopped::all(pid as pid_t, Some(evictor as pid_t))?;
     let mut hands = Hands::of(&mut stopped)?;
     hands.base = base;
     hands.entry = base + Image::of(AGENT_SO).entry - BEFORE_ENTRY;
