@@ -7,10 +7,10 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads bash children again refused gdb inside other-user interrupted
-    killed ends options)
+ALL=(python node java redis postgres go threads user bash children again refused gdb inside other-user
+    interrupted killed ends options)
 # Quick enough for tests/run.sh.
-SHORT=(python threads refused inside killed ends interrupted)
+SHORT=(python threads user refused inside killed ends interrupted)
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
@@ -50,7 +50,7 @@ start() {
 }
 count() { grep -c "^round" said; }
 more_than() { [ "$(count)" -gt "$1" ]; }
-# So many more rounds, all of them right.
+# Waits for so many more rounds, all of them right.
 rounds() {
     local before
     before=$(count)
@@ -63,7 +63,7 @@ attach() {
     : >err
     "$MEMSPILL" attach -m ${BUDGET_MIB}M "${MEMSPILL_ARGS[@]}" "$@" >out 2>err &
     RUN=$!
-    until_true 20 is_attached_or_over
+    until_true 60 is_attached_or_over
     grep -q "attached to" err || no "it is not attached: $(tail -n 1 err)"
 }
 is_attached_or_over() { grep -q "attached to" err || ! kill -0 $RUN; }
@@ -282,6 +282,22 @@ case_options() {
     attach --swap ram:size=10M --on-full=kill "$PROGRAM" && over_with 137 || return
     wait "$PROGRAM"
     [ $? = 137 ] || no "the program is not killed when its swap is full"
+}
+
+# Attached to by its own user, who is not root.
+case_user() {
+    local as=(setpriv --reuid=65534 --regid=65534 --clear-groups) scope
+    [ "$(id -u)" = 0 ] || { SKIP="not root"; return; }
+    scope=$(cat /proc/sys/kernel/yama/ptrace_scope 2>/dev/null)
+    [ "${scope:-0}" = 0 ] || { SKIP="kernel.yama.ptrace_scope is $scope"; return; }
+    chmod 755 "$WORK" && mkdir -m 777 user && cp "$MEMSPILL" user/memspill && cp in_calls user 2>/dev/null ||
+        gcc -O2 -pthread -o user/in_calls "$P/in_calls.c" || { no "it is not compiled"; return; }
+    start "${as[@]}" user/in_calls $SIZE_MIB || return
+    "${as[@]}" user/memspill attach -m ${BUDGET_MIB}M --swap-dir user "$PROGRAM" >out 2>err &
+    RUN=$!
+    until_true 60 is_attached_or_over
+    grep -q "attached to" err || no "it is not attached: $(tail -n 1 err)" || return
+    rounds 10 && until_true 60 is_swapped && kill -INT $RUN && over_with 0 && goes_on
 }
 
 # refuses TEXT ARGUMENT...: one line, which says that, and exit code 125.

@@ -147,14 +147,10 @@ fn later(why: &str) -> io::Error {
 }
 
 fn base_of_agent(pid: u32, agent: &Published) -> Option<u64> {
-    let maps = proc::text(format!("/proc/{pid}/maps")).ok()?;
-    maps.lines().find_map(|line| {
-        let range = line.split(' ').next()?;
-        let is_it =
-            line.contains("memspill-agent") && agent.is(Path::new(&format!("/proc/{pid}/map_files/{range}")));
-        let start = u64::from_str_radix(range.split('-').next()?, 16).ok()?;
-        is_it.then_some(start)
-    })
+    let (maps, inodes) = (proc::text(format!("/proc/{pid}/maps")).ok()?, agent.inodes());
+    // (By /proc/PID/map_files it would take a capability.)
+    let line = maps.lines().find(|line| proc::agent_in(line).is_some_and(|inode| inodes.contains(&inode)))?;
+    u64::from_str_radix(line.split('-').next()?, 16).ok()
 }
 
 /// What is put into the room of our own before JOIN, as bytes behind the struct.
