@@ -16,7 +16,7 @@ struct ReadsOfQueue<Job> {
     jobs: HashMap<u64, Job>,
 }
 
-const READS_PARTS: usize = 64;
+const READS_PARTS: usize = 256;
 
 impl<Job> Default for Reads<Job> {
     fn default() -> Reads<Job> {

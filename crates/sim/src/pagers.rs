@@ -61,7 +61,8 @@ struct PagerCpu {
     poked: Cell<bool>,
     signal: Signal,
     waiting: Mutex<FaultsWithoutRoom>,
-    has_waiting: AtomicBool,
+    /// How many wait, which is changed under that lock.
+    waiting_count: AtomicUsize,
 }
 
 /// Named for the profile.
@@ -174,7 +175,7 @@ impl Pagers {
     fn add_waiting(&self, pager: &PagerCpu, new: impl IntoIterator<Item = Waiting>) {
         let mut waiting = pager.waiting.lock().expect("waiting");
         waiting.0.extend(new);
-        pager.has_waiting.store(true, Ordering::Relaxed);
+        pager.waiting_count.store(waiting.0.len(), Ordering::Relaxed);
     }
 
     fn serve_waiting(&self, host: &Host, worker: &mut Worker, me: &PagerCpu) {
@@ -188,13 +189,13 @@ impl Pagers {
                 }
                 break;
             };
-            me.has_waiting.store(!queue.0.is_empty(), Ordering::Relaxed);
+            me.waiting_count.store(queue.0.len(), Ordering::Relaxed);
             drop(queue);
             let outcome = worker.serve(&waiting.process, waiting.fault);
             if let Outcome::NoRoom = outcome {
                 let mut queue = me.waiting.lock().expect("waiting");
                 queue.0.push_front(waiting);
-                me.has_waiting.store(true, Ordering::Relaxed);
+                me.waiting_count.store(queue.0.len(), Ordering::Relaxed);
                 break;
             }
             worker.handle_outcome(outcome);
@@ -251,10 +252,7 @@ impl Pagers {
 impl PagerCpu {
     /// Let it try again what waits for room. Returns how many faults that is.
     fn poke(&self) -> usize {
-        if !self.has_waiting.load(Ordering::Relaxed) {
-            return 0;
-        }
-        let waiting = self.waiting.lock().expect("waiting").0.len();
+        let waiting = self.waiting_count.load(Ordering::Relaxed);
         if waiting > 0 {
             self.poked.set(true);
             self.signal.wake_all();

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,8 @@ pub struct PagerCpu {
     /// Written when there is room for `waiting`.
     poke: OwnedFd,
     waiting: Mutex<VecDeque<Waiting>>,
-    /// Is there any in `waiting`? Changed under its lock; others look at it without.
-    some_wait: AtomicBool,
+    /// How many are in `waiting`: changed under its lock, and looked at without.
+    waiting_count: AtomicUsize,
     /// How long this thread's faults have taken.
     pub fault_ns: Histogram,
     /// One that waited is being tried again, and is not in `waiting` meanwhile.
@@ -69,8 +69,8 @@ impl PagerCpu {
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &poke, epoll::EventData::new_u64(KEY_POKE), epoll::EventFlags::IN)?;
-        let (waiting, some_wait, fault_ns, tries_again, busy_since_us) = Default::default();
-        Ok(PagerCpu { cpu, epoll, poke, waiting, some_wait, fault_ns, tries_again, busy_since_us })
+        let (waiting, waiting_count, fault_ns, tries_again, busy_since_us) = Default::default();
+        Ok(PagerCpu { cpu, epoll, poke, waiting, waiting_count, fault_ns, tries_again, busy_since_us })
     }
 
     /// From now on this thread wakes for the process's faults and events. AlreadyExists: it does so already.
@@ -123,22 +123,19 @@ impl PagerCpu {
 
     /// Let the thread try again what waits for room. Returns how many faults that is.
     pub fn poke(&self) -> usize {
-        if !self.some_wait.load(Ordering::Acquire) {
-            return 0;
-        }
-        let faults = self.waiting.lock().expect("waiting").len();
+        let faults = self.waiting_count.load(Ordering::Acquire);
         if faults > 0 {
             let _ = rustix::io::write(&self.poke, &1u64.to_ne_bytes());
         }
         faults
     }
 
-    /// The queue, for a change. Nobody who adds a fault and then looks for room is missed: the mark is set
+    /// The queue, for a change. Nobody who adds a fault and then looks for room is missed: the count is set
     /// before the lock is given back.
     fn change_waiting<R>(&self, change: impl FnOnce(&mut VecDeque<Waiting>) -> R) -> R {
         let mut waiting = self.waiting.lock().expect("waiting");
         let result = change(&mut waiting);
-        self.some_wait.store(!waiting.is_empty(), Ordering::Release);
+        self.waiting_count.store(waiting.len(), Ordering::Release);
         result
     }
 
