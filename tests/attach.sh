@@ -314,7 +314,7 @@ case_refused() {
     refuses 'no process 4194999' 4194999 && refuses 'has started this' $$ &&
         refuses 'invalid value' python3 && refuses 'PID' || return
     if grep -qs '^Kthread:.1' /proc/2/status; then refuses 'thread of the kernel' 2 || return; fi
-    python3 -c 'import subprocess, time; subprocess.Popen(["true"]); time.sleep(20)' &
+    "$PYTHON" -c 'import subprocess, time; p = subprocess.Popen(["true"]); time.sleep(60)' &
     zombie=$!
     until_true 10 pgrep -P $zombie -r Z && refuses 'has ended' "$(pgrep -P $zombie)" || no "${WHY:-no zombie}"
     kill $zombie
