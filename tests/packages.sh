@@ -2,9 +2,9 @@
 # What people install, tried: man pages, completions in real shells, the Debian package, the Python wheel; and
 # recipes of docs/places.md that need nothing of others.
 #
-# `wheel` builds with maturin and `notebook` uses jupyter_client and ipykernel, of the Python that --python
-# names (pip install maturin jupyter_client ipykernel); both are not in tests/run.sh. `deb` installs the
-# package and removes it again, as root, where none of that name is installed.
+# `wheel` builds with pip and maturin, `notebook` uses jupyter_client and ipykernel, of the Python that
+# --python names (pip install maturin jupyter_client ipykernel); both are not in tests/run.sh. `deb` installs
+# the package and removes it again, as root, where none of that name is installed.
 
 HELP="usage: tests/packages.sh [--memspill BIN] [--python BIN] [NAME...]
   --python BIN  a Python with what wheel and notebook need [default: python3]
@@ -126,8 +126,9 @@ case_ninja() {
 case_wheel() {
     "$PYTHON" -c 'import maturin' 2>/dev/null || { SKIP="no maturin, see --python"; return; }
     local wheel scripts=$WORK/venv/bin way
-    (cd "$REPO" && "$PYTHON" -m maturin build --release --locked -o "$WORK/wheel") >"$WORK/err" 2>&1 ||
-        no "maturin: $(tail -n 1 "$WORK/err")" || return
+    # Without isolation pip takes the maturin that is there, whose program has to be in PATH.
+    PATH=$(dirname "$(command -v "$PYTHON")"):$PATH "$PYTHON" -m pip wheel --no-deps --no-build-isolation \
+        -w "$WORK/wheel" "$REPO" >"$WORK/err" 2>&1 || no "pip wheel: $(tail -n 1 "$WORK/err")" || return
     wheel=("$WORK"/wheel/memspill-*.whl)
     "$PYTHON" -m venv "$WORK/venv" || no "no venv" || return
     # In a virtual environment, and in a directory of its own.
@@ -137,6 +138,7 @@ case_wheel() {
     "$scripts/python" -m memspill run -m 64M -- sh -c 'exit 7'
     way=$?
     [ $way = 7 ] || no "python -m memspill ends with $way instead of 7" || return
+    "$scripts/python" -c 'from memspill._library import library; library()' || no "no library" || return
     "$scripts/pip" uninstall -q -y memspill
     [ ! -e "$scripts/memspill" ] || no "pip uninstall leaves the command" || return
     "$scripts/pip" install -q --no-index --target "$WORK/target" "${wheel[0]}" || no "pip --target" || return

@@ -1,23 +1,26 @@
-"""The memspill command, installed by pip: it runs a program in less memory than it needs.
+"""Memory budgets inside a program, and the memspill command.
 
-There is nothing to import but where the command is: find_memspill().
+    with memspill.budget("2G"):
+        a = numpy.ones((100_000, 100_000))   # 80 GB
+
+Arrays that are made inside stay within 2 GiB of memory; what does not fit is compressed and swapped out by
+memspill. They are ordinary arrays, and outlive the block. `memspill.budget("2G", everything=True)` is for all
+memory of the process.
+
+A budget is for memory that numpy allocates, in this thread and in threads that are started inside. Python's
+objects, Arrow's columns and what C libraries allocate for themselves are elsewhere: `everything=True` and
+`memspill run` take these too.
 """
 
-import os
-from importlib.metadata import PackageNotFoundError, files
-from pathlib import Path
+from memspill._budget import Budget, advise, budget, limit, stats
+from memspill._command import find_memspill
+from memspill._library import Error
+
+__all__ = ["Budget", "Error", "advise", "budget", "find_memspill", "limit", "stats"]
 
 
-def find_memspill() -> str:
-    """The path of the command that was installed with this package, wherever pip has put it."""
-    try:
-        installed = files("memspill") or []
-    except PackageNotFoundError:
-        installed = []
-    named = [Path(file.locate()) for file in installed if file.parts[-2:] == ("bin", "memspill")]
-    # `pip install --target DIR` puts the command into DIR/bin, which its list of files does not say.
-    beside = Path(__file__).resolve().parent.parent / "bin" / "memspill"
-    for command in [*named, beside]:
-        if os.access(command, os.X_OK):
-            return str(command.resolve())
-    raise FileNotFoundError("the memspill command is not where pip put it: reinstall the package")
+def load_ipython_extension(ipython):
+    """`%load_ext memspill` gives `%%memspill 2G`: a cell within a budget."""
+    from memspill._cell import run_cell
+
+    ipython.register_magic_function(run_cell, "cell", "memspill")

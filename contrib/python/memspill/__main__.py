@@ -3,7 +3,7 @@
 import os
 import sys
 
-from memspill import find_memspill
+from memspill._command import find_memspill
 
 if __name__ == "__main__":
     try:

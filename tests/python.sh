@@ -1,0 +1,64 @@
+#!/bin/bash
+# Budgets inside Python programs: the wheel in a virtual environment, with numpy 1.26 and 2, pandas, and with
+# --full what else people use. Arrays are several times the budget, and every value is checked
+# (library/cases.py). Needs pip, the packages' index, and cargo. Not in tests/run.sh.
+
+HELP="usage: tests/python.sh [--python BIN] [--full] [NAME...]
+  --python BIN  [default: python3]
+  --full        with scipy, scikit-learn, torch and joblib, which are large
+  --list        names of the cases"
+. "$(dirname "$0")/common.sh"
+
+ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell numpy1)
+FULL_ALL=(scientific torch joblib)
+PYTHON=python3
+option() {
+    case $1 in
+    --list) echo "${ALL[*]} ${FULL_ALL[*]}"; exit ;;
+    --python) PYTHON=$2; TAKEN=2 ;;
+    *) return 1 ;;
+    esac
+}
+parse_options "$@"
+[ $FULL = 0 ] || ALL+=("${FULL_ALL[@]}")
+
+# environment NAME PACKAGE...: a virtual environment with these and the wheel; made once.
+environment() {
+    local folder=$WORK/$1
+    shift
+    [ -e "$folder/done" ] && return
+    if [ ! -e "$WORK/wheel" ]; then
+        "$PYTHON" -m pip wheel -q --no-deps -w "$WORK/wheel" "$REPO" >"$WORK/err" 2>&1 ||
+            { WHY="pip wheel: $(tail -n 1 "$WORK/err")"; return 1; }
+    fi
+    "$PYTHON" -m venv "$folder" &&
+        "$folder/bin/pip" install -q "$@" "$WORK"/wheel/memspill-*.whl >"$WORK/err" 2>&1 ||
+        { WHY="pip install $*: $(tail -n 1 "$WORK/err")"; return 1; }
+    touch "$folder/done"
+}
+
+# in_python ENVIRONMENT CASE
+in_python() {
+    local code
+    (cd "$WORK" && timeout 300 "$WORK/$1/bin/python" "$TESTS/library/cases.py" "$2" >"$WORK/out" 2>&1)
+    code=$?
+    [ $code = 0 ] || { WHY="$2 ends with $code: $(tail -n 1 "$WORK/out")"; return 1; }
+}
+
+for case in arrays outside threads system_calls forks misuse limit pandas everything no_child cell; do
+    eval "case_$case() { environment two numpy==2.4.6 pandas==3.1.1 ipython==9.7.0 && in_python two $case; }"
+done
+for case in scientific torch joblib; do
+    eval "case_$case() {
+        environment large numpy==2.4.6 scipy scikit-learn torch joblib && in_python large $case
+    }"
+done
+case_numpy1() {
+    local case
+    environment one numpy==1.26.4 pandas==2.3.3 || return
+    for case in arrays threads system_calls pandas; do
+        in_python one $case || return
+    done
+}
+
+run_cases "${ALL[@]}"
