@@ -1,26 +1,23 @@
 #!/bin/bash
-# Budgets inside Python programs: the wheel in a virtual environment, with numpy 1.26 and 2, pandas, and with
-# --full what else people use. Arrays are several times the budget, and every value is checked
+# Budgets inside Python programs: the wheel in a virtual environment, with numpy 1.26 and 2, pandas, joblib.
+# Arrays are several times the budget, and every value is checked
 # (library/cases.py). Needs pip, the packages' index, and cargo. Not in tests/run.sh.
 
-HELP="usage: tests/python.sh [--python BIN] [--full] [NAME...]
+HELP="usage: tests/python.sh [--python BIN] [NAME...]
   --python BIN  [default: python3]
-  --full        with scipy, scikit-learn, torch and joblib, which are large
   --list        names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell numpy1)
-FULL_ALL=(scientific torch joblib)
+ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell joblib numpy1)
 PYTHON=python3
 option() {
     case $1 in
-    --list) echo "${ALL[*]} ${FULL_ALL[*]}"; exit ;;
+    --list) echo "${ALL[*]}"; exit ;;
     --python) PYTHON=$2; TAKEN=2 ;;
     *) return 1 ;;
     esac
 }
 parse_options "$@"
-[ $FULL = 0 ] || ALL+=("${FULL_ALL[@]}")
 
 # environment NAME PACKAGE...: a virtual environment with these and the wheel; made once.
 environment() {
@@ -45,13 +42,9 @@ in_python() {
     [ $code = 0 ] || { WHY="$2 ends with $code: $(tail -n 1 "$WORK/out")"; return 1; }
 }
 
-for case in arrays outside threads system_calls forks misuse limit pandas everything no_child cell; do
-    eval "case_$case() { environment two numpy==2.4.6 pandas==3.1.1 ipython==9.7.0 && in_python two $case; }"
-done
-for case in scientific torch joblib; do
-    eval "case_$case() {
-        environment large numpy==2.4.6 scipy scikit-learn torch joblib && in_python large $case
-    }"
+TWO=(numpy==2.4.6 pandas==3.1.1 ipython==9.18.1 joblib==1.6.0)
+for case in arrays outside threads system_calls forks misuse limit pandas everything no_child cell joblib; do
+    eval "case_$case() { environment two \"\${TWO[@]}\" && in_python two $case; }"
 done
 case_numpy1() {
     local case

@@ -306,40 +306,6 @@ def case_pandas():
     assert memspill.stats()["memory_peak_bytes"] > 40 * MIB
 
 
-def case_scientific():
-    from scipy import signal, sparse
-    from sklearn.cluster import KMeans
-    from sklearn.linear_model import LinearRegression
-
-    def work():
-        make = np.random.default_rng(2)
-        x = make.random((400_000, 16))
-        y = x @ np.arange(16) + 1
-        fit = LinearRegression().fit(x, y)
-        means = KMeans(4, n_init=1, max_iter=5, random_state=0).fit(x[:50_000])
-        wave = signal.fftconvolve(x[:, 0], np.ones(99), mode="same")
-        matrix = sparse.random(20_000, 20_000, 0.005, random_state=3, format="csr")
-        return fit.coef_, means.inertia_, wave.sum(), (matrix @ matrix[0].T).sum()
-
-    alone = work()
-    with budget():
-        inside = work()
-    for one, other in zip(alone, inside):
-        assert np.allclose(one, other), (one, other)
-
-
-def case_torch():
-    """Tensors share an array's memory; torch's own are not in the budget."""
-    import torch
-
-    with budget():
-        array = numbers(96, 0).astype(np.int64)
-    tensor = torch.from_numpy(array)
-    assert int(tensor.sum()) == int(array.sum())
-    tensor += 1
-    assert int(array[0]) == 1 and int(array[-1]) == len(array)
-
-
 def case_joblib():
     from joblib import Parallel, delayed
 
