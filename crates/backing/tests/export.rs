@@ -377,7 +377,8 @@ fn a_page_that_one_server_of_two_has_wrong() {
     assert!(wrong_pages(0) >= 11 && wrong_pages(1) == 0, "{:?}", device.links());
     until("it has all pages", || states(&device) == [LinkState::On; 2]);
     // It is lost if both have it wrong.
-    (alter(0, 20..21), alter(1, 20..21));
+    alter(0, 20..21);
+    alter(1, 20..21);
     assert_eq!(read(&device, 20, 0), Err(BackingError::Checksum));
     assert!(wrong_pages(1) > 0);
     // And if the other one is away, once it has been so for too long.
