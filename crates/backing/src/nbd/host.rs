@@ -123,7 +123,8 @@ mod tests {
         host.look_up(soon(10_000));
         assert!(is_at(2));
         // Nor is it waited for longer than was said, and it counts when it has come.
-        (name.number.store(3, Ordering::SeqCst), name.ms.store(300, Ordering::SeqCst));
+        name.number.store(3, Ordering::SeqCst);
+        name.ms.store(300, Ordering::SeqCst);
         let begun = Instant::now();
         host.look_up(soon(10));
         assert!(is_at(2) && begun.elapsed() < Duration::from_millis(250), "{:?}", begun.elapsed());
