@@ -13,7 +13,7 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
 ALL=(servers fuse "${KINDS[@]/#/right-}"
     refused tls tls-refused moved delay rate pause blocks odd-size one-connection no-trim errors full
-    killed restarted emptied stopped stopped-for-good interrupted link mirror altered ctl)
+    killed restarted emptied stopped stopped-for-good filling interrupted link mirror altered ctl)
 # Quick enough for tests/run.sh.
 SHORT=(right-nbdkit-memory restarted emptied ctl)
 option() {
@@ -558,6 +558,39 @@ tells_who_waits() {
 
 case_stopped-for-good() {
     with_run nbdkit-memory 15 timeout=8 prio=9 -- "${MORE[@]}" && kill -STOP "$SERVER" && is_lost 30
+    over
+}
+
+# A program that only takes more memory, without another device. While the server is away it waits. After that
+# nothing can be written any more, which ends the run, or has its budget grow.
+case_filling() {
+    local MUTATE=(python3 -c 'import os, time
+kept = []
+for _ in range(250):
+    kept.append(os.urandom(1 << 20))
+    time.sleep(0.03)
+print("all there")')
+    with_run qemu-raw 0 timeout=30 && {
+        kill -STOP "$SERVER"
+        sleep 10
+        kill -CONT "$SERVER"
+        ends 60 && [ "$CODE" = 0 ] && grep -q 'all there' out ||
+            no "it does not wait: $CODE, $(tail -n 1 err)"
+    }
+    over || return
+    with_run qemu-raw 0 timeout=5 && {
+        end_server "$SERVER"
+        ends 40 && [ "$CODE" = 137 ] && [ "$TOOK" -ge 5 ] &&
+            grep -q 'nothing can be written to swap device' err ||
+            no "nothing can be written: $CODE, $(tail -n 1 err)"
+    }
+    over || return
+    with_run qemu-raw 0 timeout=5 -- --on-full=grow && {
+        end_server "$SERVER"
+        # What it frees at its end may be lost.
+        ends 60 && [[ $CODE =~ ^(0|135)$ ]] && grep -q 'the budget grows' err ||
+            no "it does not grow: $CODE, $(tail -n 1 err)"
+    }
     over
 }
 

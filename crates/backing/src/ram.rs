@@ -188,7 +188,12 @@ impl RamBacking {
 
     /// Bytes of RAM held now.
     pub(crate) fn ram_bytes(&self) -> u64 {
-        self.pool.ram_bytes() + self.ram_bytes_beside_pool()
+        self.pool_bytes() + self.ram_bytes_beside_pool()
+    }
+
+    /// The same of the pool alone.
+    pub(crate) fn pool_bytes(&self) -> u64 {
+        self.pool.ram_bytes()
     }
 
     pub(crate) fn ram_bytes_beside_pool(&self) -> u64 {

@@ -370,12 +370,13 @@ impl TierBacking {
     /// As `Chore::GiveRam`.
     fn give_ram(&self, queue: QueueId, bytes: u64) -> bool {
         let mut work = lock(&self.writeback);
-        let before = self.usage().ram_bytes;
+        // Buffers and queues come and go with each try.
+        let before = self.ram.pool_bytes();
         let enough = self.ram.ram_bytes().saturating_sub(bytes);
         while self.ram.ram_bytes() > enough && self.write_back(queue, Leaving::All, &mut work) {}
         self.let_go_of_buffer(&mut work);
         self.ram.give_spare_back();
-        self.usage().ram_bytes < before
+        self.ram.pool_bytes() < before
     }
 }
 

@@ -133,6 +133,8 @@ pub const LINGER_ELSEWHERE: Duration = us(10);
 pub const ROOM_FROM_POOLS: Duration = ms(100);
 /// The swap is full, and the tree is killed: it cannot be taken back.
 pub const ROOM_FULL_KILL: Duration = s(2);
+/// The same where a device has servers: one that has not answered for 5 s is known to be away.
+pub const ROOM_SERVERS_KILL: Duration = s(8);
 /// The swap is full, and the budget grows, which takes nothing from the program: it may be small steps, many
 /// of them.
 pub const ROOM_FULL_GROW: Duration = ms(200);

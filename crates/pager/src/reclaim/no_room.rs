@@ -8,6 +8,9 @@
 //!   those that stand still leave next to nothing to others for ROOM_FROM_POOLS: others have a part for sure
 //! ```
 //!
+//! While no server of a device answers, and it may still come back (`timeout=`), nothing is decided: what
+//! waits, waits for it. The tree is not killed before it is known whether servers answer.
+//!
 //! Both are answers, not hangs. "Moved" is by anybody: a thread that never finds a victim because another one
 //! takes them all has no reason to complain. A group below the root may be full for good while reclaim goes
 //! on in others, so each is looked at by itself.
@@ -16,8 +19,11 @@ use crate::monitor::unmanaged;
 use crate::process::standstill;
 use crate::reclaim::unresponsive::{self, await_those_aside};
 use crate::run::{Run, account};
-use crate::times::{ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_NO_CPU, ROOM_STUCK};
-use memspill_engine::backing::{Chore, QueueId};
+use crate::times::{
+    ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_NO_CPU, ROOM_SERVERS_KILL, ROOM_STUCK,
+};
+use memspill_engine::backing::{Chore, LinkState, QueueId};
+use memspill_engine::devices::Device;
 use memspill_engine::group::Group;
 use memspill_engine::units::{GroupId, PAGE_SIZE};
 use std::collections::HashMap;
@@ -101,6 +107,9 @@ impl NoRoom {
                 // It goes on when they do.
             } else if since.elapsed() > stuck_for(run, group) && waited_for {
                 self.stuck_groups.remove(&group.id);
+                if a_device_is_away(run) {
+                    continue;
+                }
                 if group.has_swap() {
                     let why = unresponsive::without_cpu(run, group).map_or(String::new(), |p| {
                         format!("; {} has no CPU to run on", standstill::name(p.memory.pid()))
@@ -128,7 +137,7 @@ impl NoRoom {
                 return;
             }
         };
-        let full = engine.swap().is_full();
+        let full = engine.swap().is_full() || are_all_lost(run);
         if !full && since.elapsed() >= ROOM_FROM_POOLS {
             if pools_give_room(run, queue) {
                 self.stuck = None;
@@ -142,6 +151,7 @@ impl NoRoom {
             }
         }
         let patience = match (full, &self.without_cpu) {
+            (true, _) if has_servers(run) => run.settings.on_full.either(ROOM_SERVERS_KILL, ROOM_FULL_GROW),
             (true, _) => run.settings.on_full.either(ROOM_FULL_KILL, ROOM_FULL_GROW),
             (false, Some(_)) => ROOM_NO_CPU,
             (false, None) => ROOM_STUCK,
@@ -149,9 +159,38 @@ impl NoRoom {
         if since.elapsed() >= patience {
             self.stuck = None;
             engine.swap().clear_full();
-            give_up(run, full, self.without_cpu.take());
+            if !a_device_is_away(run) {
+                give_up(run, full, self.without_cpu.take());
+            }
         }
     }
+}
+
+/// Can a device not be written to before one of its servers is back?
+fn a_device_is_away(run: &Run) -> bool {
+    let is_away = |device: &Device| {
+        let links = device.backing.links();
+        let is = |state| links.iter().any(|link| link.state == state);
+        is(LinkState::Away) && !is(LinkState::On) && !is(LinkState::Filling)
+    };
+    run.engine.devices().iter().any(|device| !device.is_off() && is_away(device))
+}
+
+/// Is there a server that may be there?
+fn has_servers(run: &Run) -> bool {
+    run.engine.devices().iter().any(|device| {
+        !device.is_off() && device.backing.links().iter().any(|link| link.state != LinkState::Lost)
+    })
+}
+
+fn are_all_lost(run: &Run) -> bool {
+    let mut devices = run.engine.devices().iter().filter(|device| !device.is_off()).peekable();
+    devices.peek().is_some() && devices.all(is_lost)
+}
+
+fn is_lost(device: &Device) -> bool {
+    let links = device.backing.links();
+    !links.is_empty() && links.iter().all(|link| link.state == LinkState::Lost)
 }
 
 fn stuck_for(run: &Run, group: &Group) -> Duration {
@@ -182,6 +221,9 @@ fn give_up(run: &Run, full: bool, without_cpu: Option<String>) {
         let fix = "leave it CPU time (a limit, a low priority or other work takes it), or raise --memory-max";
         return run.no_way_out(group, None, &reason, fix);
     }
+    let lost = engine.devices().iter().find(|device| !device.is_off() && is_lost(device));
+    // Its errors came from the same.
+    let (full, failing, error) = if lost.is_some() { (true, lost, None) } else { (full, failing, error) };
     let (reason, fix) = match (full, failing, error) {
         (true, Some(device), _) => {
             (format!("nothing can be written to swap device {}", device.name), "name another one with --swap")
