@@ -216,7 +216,8 @@ class Sides:
 
     def own_bytes(self):
         """What Python and numpy take without arrays."""
-        code = "import numpy, re; print(re.search(r'RssAnon:\\s+(\\d+)', open('/proc/self/status').read())[1])"
+        code = ("import numpy, re; status = open('/proc/self/status').read(); "
+                "print(re.search(r'RssAnon:\\s+(\\d+)', status)[1])")
         done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
         return int(done.stdout) << 10
 
