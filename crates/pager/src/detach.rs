@@ -19,11 +19,12 @@ use crate::plant;
 use crate::proc::with_agent;
 use crate::process::{Process, standstill};
 use crate::published::Published;
+use crate::reclaim::give_back::note;
 use crate::run::detach::Stage;
 use crate::run::reads;
 use crate::run::{Run, account};
-use crate::times::{CTL_TELLS, DETACH_LEAVES, GIVING_BACK, NO_MEMORY, PUT_OFF_AGAIN};
-use memspill_engine::fill::{Fault, FillJob, Outcome, Scratch};
+use crate::times::{CTL_TELLS, DETACH_LEAVES, GIVING_BACK, PUT_OFF_AGAIN};
+use memspill_engine::fill::{Fault, FillJob, Scratch};
 use memspill_engine::group::GroupConfig;
 use memspill_engine::space::Space;
 use memspill_engine::units::{PAGE_SIZE, Vpn};
@@ -228,14 +229,6 @@ impl Filler<'_> {
         }
         drop(work);
         Ok(away)
-    }
-}
-
-fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) {
-    match outcome {
-        Outcome::Again(job) => put_off.push(job),
-        Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),
-        Outcome::Done | Outcome::Pending(_) | Outcome::Gone => {}
     }
 }
 

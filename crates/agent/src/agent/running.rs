@@ -5,7 +5,7 @@
 //!   a thread, by ptrace:  entry(what, struct) on a stack of the supervisor's ─ enter ─ breakpoint
 //! ```
 //!
-//! What is asked for is drawn in `common/src/running.rs`. As in a static program (`planted.rs`) nobody has
+//! `common/src/running.rs` draws what is asked for. As in a static program (`planted.rs`) nobody has
 //! relocated this library, and the C library's symbols are 0: the program calls the kernel by its own
 //! instructions, which are trapped, and its agent pages it.
 //!

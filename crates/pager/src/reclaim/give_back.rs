@@ -183,7 +183,8 @@ impl Filler<'_> {
     }
 }
 
-fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) {
+/// A page that could not be brought yet is put off, or a moment is waited.
+pub fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) {
     match outcome {
         Outcome::Again(job) => put_off.push(job),
         Outcome::NoRoom | Outcome::Pause => std::thread::sleep(NO_MEMORY),

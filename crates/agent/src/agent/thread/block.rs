@@ -414,7 +414,7 @@ pub fn memory_of(block: *mut Block) -> (usize, usize) {
     (block - STACK_BYTES, block + PAGE)
 }
 
-/// Where all blocks are: address, bytes. 0, 0: nowhere.
+/// The address of all blocks, and their bytes; 0 and 0 if there are none.
 pub fn arena() -> (usize, usize) {
     (SHARED.arena.load(Ordering::Relaxed), SHARED.bytes.load(Ordering::Relaxed))
 }

@@ -36,7 +36,7 @@ const GETTID: usize = 186;
 const RESTART_SYSCALL: usize = nr::RESTART_SYSCALL;
 const PR_GET_TID_ADDRESS: usize = 40;
 
-/// What is kept before anything can be taken out: the address of an array, and its length.
+/// The ranges to be kept before anything can be taken out: the address of an array of them, and its length.
 #[unsafe(link_section = ".data")]
 static KEPT: AtomicPtr<Range> = AtomicPtr::new(core::ptr::null_mut());
 #[unsafe(link_section = ".data")]
@@ -47,7 +47,7 @@ pub fn keep_later(ranges: &[Range]) {
     KEPT_COUNT.store(ranges.len(), Ordering::Relaxed);
 }
 
-/// What all threads share is the dispatch's from now on. The evictor waits for its go.
+/// The dispatch has what all threads share from now on. The evictor waits for its go.
 pub fn take_over() -> Result<()> {
     let (ranges, count) = (KEPT.load(Ordering::Relaxed), KEPT_COUNT.load(Ordering::Relaxed));
     for index in 0..count {
@@ -99,7 +99,7 @@ pub fn trap(thread: &mut Thread) -> Result<()> {
     }
 }
 
-/// What brings pages looks for the block beside the stack.
+/// The code that brings pages looks for the block beside the stack.
 ///
 /// # Safety
 /// Nobody uses the stack that ends there.
