@@ -244,19 +244,24 @@ impl<'a> Hands<'a> {
         user_regs_struct { orig_rax: NO_CALL, ..stood.regs }
     }
 
-    /// A call by the thread, which is not trapped.
-    fn call(&mut self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
+    /// The thread, ready to make calls, with all signals blocked.
+    fn tracee(&mut self) -> io::Result<Tracee> {
         let (syscall, stack) = (self.syscall, self.stack);
         let stood = self.stood();
         stood.is_off = true;
         let regs = user_regs_struct { rip: syscall, rsp: stack, ..Self::base_registers(stood) };
-        let tid = stood.tid;
+        set_signal_mask(stood.tid, !0)?;
+        Ok(Tracee::anywhere(stood.tid, regs))
+    }
+
+    /// A call by the thread, which is not trapped.
+    fn call(&mut self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
+        let tid = self.stood().tid;
         let dispatch = Dispatch::of(tid).filter(Dispatch::is_on);
         if dispatch.is_some() {
             Dispatch::OFF.set(tid)?;
         }
-        set_signal_mask(tid, !0)?;
-        let tracee = Tracee::anywhere(tid, regs);
+        let tracee = self.tracee()?;
         let result = tracee.call(number, args);
         self.stopped.meanwhile = self.stopped.meanwhile.and(tracee.meanwhile());
         if let Some(dispatch) = dispatch {
@@ -278,13 +283,7 @@ impl<'a> Hands<'a> {
 
     /// Returns the agent's entry for processes that run.
     fn map_agent(&mut self, agent: &Published) -> io::Result<u64> {
-        let (syscall, stack) = (self.syscall, self.stack);
-        let stood = self.stood();
-        stood.is_off = true;
-        let regs = user_regs_struct { rip: syscall, rsp: stack, ..Self::base_registers(stood) };
-        let tid = stood.tid;
-        set_signal_mask(tid, !0)?;
-        let tracee = Tracee::anywhere(tid, regs);
+        let tracee = self.tracee()?;
         let entry = tracee.map_agent(agent);
         self.stopped.meanwhile = self.stopped.meanwhile.and(tracee.meanwhile());
         let entry = entry?;
