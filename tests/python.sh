@@ -1,14 +1,16 @@
 #!/bin/bash
-# Budgets inside Python programs: the wheel in a virtual environment, with numpy 1.26 and 2, pandas, joblib.
-# Arrays are several times the budget, and every value is checked
-# (library/cases.py). Needs pip, the packages' index, and cargo. Not in tests/run.sh.
+# Budgets inside Python programs: the wheel in a virtual environment, with numpy 1.24, 1.26 and 2, pandas,
+# joblib, SciPy, scikit-learn, torch. Arrays are several times the budget, and every value is checked
+# (library/cases.py). Needs pip, the packages' index, cargo, and for torch Debian's python3-torch. Not in
+# tests/run.sh.
 
 HELP="usage: tests/python.sh [--python BIN] [NAME...]
   --python BIN  [default: python3]
   --list        names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell joblib numpy1)
+ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell joblib scipy
+    scikit_learn numpy1 torch)
 PYTHON=python3
 option() {
     case $1 in
@@ -52,6 +54,14 @@ case_numpy1() {
     for case in arrays threads system_calls pandas; do
         in_python one $case || return
     done
+}
+
+case_scipy() { environment sci "${SCI[@]}" && in_python sci scipy; }
+case_scikit_learn() { environment sci "${SCI[@]}" && in_python sci scikit_learn; }
+SCI=(numpy==2.4.6 scipy==1.17.1 scikit-learn==1.9.1)
+case_torch() {
+    /usr/bin/python3 -c "import torch" 2>/dev/null || { skip "needs Debian's python3-torch"; return; }
+    PYTHON=/usr/bin/python3 environment torch --system-site-packages && in_python torch torch
 }
 
 run_cases "${ALL[@]}"

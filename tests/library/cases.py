@@ -306,6 +306,70 @@ def case_pandas():
     assert memspill.stats()["memory_peak_bytes"] > 40 * MIB
 
 
+def same_inside(work):
+    """What is worked out is the same with a budget as without."""
+    alone = work()
+    with budget():
+        inside = work()
+    for one, other in zip(alone, inside, strict=True):
+        assert np.allclose(one, other, rtol=1e-12, atol=0)
+    assert memspill.stats()["swapped_bytes"] > 0
+
+
+def case_scipy():
+    import scipy.fft
+    import scipy.ndimage
+    import scipy.signal
+    import scipy.sparse
+
+    def work():
+        make = np.random.default_rng(2)
+        wave = make.integers(0, 256, 4 * MIB).astype("f8")
+        image = wave.reshape(2048, 2048)
+        back = scipy.fft.irfft(scipy.fft.rfft(wave), len(wave))
+        bands = [wave[place : place + 100_000] for place in range(8)]
+        matrix = scipy.sparse.diags(bands, range(8), shape=(100_000, 100_000)).tocsr()
+        smooth = scipy.ndimage.gaussian_filter(image, 3)
+        decayed = scipy.signal.lfilter([1], [1, -0.5], wave)
+        return [back[::997], matrix @ wave[:100_000], decayed[::997], smooth[::99]]
+
+    same_inside(work)
+
+
+def case_scikit_learn():
+    from sklearn.cluster import MiniBatchKMeans
+    from sklearn.linear_model import Ridge
+    from sklearn.preprocessing import StandardScaler
+
+    def work():
+        make = np.random.default_rng(3)
+        points = make.random((200_000, 32))
+        scaled = StandardScaler().fit_transform(points)
+        fitted = Ridge().fit(scaled, points @ np.arange(32))
+        groups = MiniBatchKMeans(8, random_state=1, n_init=1, max_iter=5).fit(scaled)
+        return [fitted.coef_, groups.cluster_centers_]
+
+    same_inside(work)
+
+
+def case_torch():
+    """A tensor of an array has the array's memory."""
+    import torch
+
+    with budget():
+        arrays = [np.arange(8 * MIB, dtype="f8") * seed for seed in (1, 2)]
+        one, two = (torch.from_numpy(array) for array in arrays)
+        torch.add(one, two, out=two)
+        assert (arrays[1] == np.arange(8 * MIB, dtype="f8") * 3).all()
+        square = one[: 1024 * 1024].reshape(1024, 1024)
+        assert np.allclose((square @ square).numpy(), arrays[0][: MIB].reshape(1024, 1024) @ square.numpy())
+        assert float(one.sum()) == float(8 * MIB * (8 * MIB - 1) // 2)
+    del arrays
+    gc.collect()
+    assert float(two[-1]) == 3.0 * (8 * MIB - 1)
+    assert memspill.stats()["swapped_bytes"] > 0
+
+
 def case_joblib():
     from joblib import Parallel, delayed
 

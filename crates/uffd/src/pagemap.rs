@@ -61,6 +61,11 @@ pub fn present(
     scan_once(pagemap, start, end, PRESENT, max_pages, |from, to| runs.push((from, to)))
 }
 
+/// Call `found(start, end)` for each run of present pages in [start, end).
+pub fn each_present(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
+    scan(pagemap, start, end, PRESENT, found)
+}
+
 /// Call `found(start, end)` for each run of pages in [start, end) that are present or that the kernel has
 /// swapped out itself: whatever is not a hole.
 pub fn occupied(pagemap: &File, start: u64, end: u64, found: impl FnMut(u64, u64)) -> io::Result<()> {
@@ -121,7 +126,7 @@ fn scan(
     while at < end {
         let walked_to = scan_once(pagemap, at, end, any_of, 0, &mut found)?;
         if walked_to <= at {
-            break;
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         at = walked_to;
     }

@@ -13,7 +13,6 @@
 
 use crate::proc::{self, Statm};
 use crate::process::Process;
-use crate::process::ranges::Ranges;
 use crate::run::{Run, account};
 use crate::times::PROCESS_YOUNG;
 use memspill_engine::group::Group;
@@ -43,23 +42,17 @@ pub fn note_unmanaged(run: &Run, process: &Process, statm: Statm) {
     if process.memory.serving_agent().is_none() && process.age() < PROCESS_YOUNG {
         return;
     }
-    let anon_bytes = in_only_bytes(process).unwrap_or(statm.anon_bytes);
     let managed_bytes = process.space.resident_pages() * PAGE_SIZE as u64;
     // Charged when they are noted, which is soon.
-    let unnoted_bytes = process.memory.port.unnoted_pages() * PAGE_SIZE as u64;
-    process.growth.set_unmanaged_bytes(anon_bytes.saturating_sub(managed_bytes + unnoted_bytes));
+    let known_bytes = managed_bytes + process.memory.port.unnoted_pages() * PAGE_SIZE as u64;
+    let walk = |range| process.memory.attached_agent()?.present_bytes(range).ok();
+    let anon_bytes = process.growth.counted_bytes(statm.anon_bytes, known_bytes, walk);
+    process.growth.set_unmanaged_bytes(anon_bytes.saturating_sub(known_bytes));
     // More cannot be shared than is there: it was measured before some of it was unmapped.
     let pages = anon_bytes.max(managed_bytes) / PAGE_SIZE as u64;
     if process.space.discount_pages() > pages {
         process.space.set_discount(run.engine.swap(), pages);
     }
-}
-
-/// What is in memory of the one range of a process that counts. None: all of it does.
-fn in_only_bytes(process: &Process) -> Option<u64> {
-    let only: Ranges = [process.growth.only()?].into_iter().collect();
-    let present = process.memory.attached_agent()?.look(&only).ok()?;
-    Some(present.iter().map(|(start, end)| end - start).sum())
 }
 
 /// Charge the run and its groups with what is not managed, as it was noted for each process; `shared_bytes`

@@ -139,7 +139,7 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let unmanaged_bytes = process.growth.unmanaged_bytes();
     let takes_closed = process.memory.port.takes_closed();
     let found = match process.growth.only() {
-        Some(only) => registered.find_within(pid, &own, only, takes_closed),
+        Some(only) => registered.find_within(pid, statm, &own, only, takes_closed),
         None => registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, takes_closed),
     };
     let Some(mut found) = found else { return Vec::new() };

@@ -4,7 +4,7 @@
 use crate::process::control::ControlPage;
 use crate::process::evictor::Evictor;
 use crate::process::peer::{Peer, Pidfd};
-use crate::process::ranges::Ranges;
+use crate::process::ranges::{Range, Ranges};
 use memspill_common::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::vm;
@@ -98,18 +98,17 @@ impl Agent {
     pub fn look(&self, ranges: &Ranges) -> io::Result<Ranges> {
         let mut present = Ranges::default();
         for (start, end) in ranges.iter() {
-            let mut runs = Vec::new();
-            let mut at = start;
-            while at < end {
-                let walked_to = memspill_uffd::pagemap::present(&self.pagemap, at, end, 0, &mut runs)?;
-                if walked_to <= at {
-                    return Err(io::ErrorKind::UnexpectedEof.into());
-                }
-                at = walked_to;
-            }
-            runs.iter().for_each(|(start, end)| present.insert(*start, *end));
+            let insert = |from, to| present.insert(from, to);
+            memspill_uffd::pagemap::each_present(&self.pagemap, start, end, insert)?;
         }
         Ok(present)
+    }
+
+    /// The bytes of a range that are in memory.
+    pub fn present_bytes(&self, (start, end): Range) -> io::Result<u64> {
+        let mut bytes = 0;
+        memspill_uffd::pagemap::each_present(&self.pagemap, start, end, |from, to| bytes += to - from)?;
+        Ok(bytes)
     }
 
     /// Runs of guards between two addresses.

@@ -17,6 +17,7 @@
 
 use crate::proc::{self, Statm};
 use crate::process::finder::{Finder, Found, KnownMemory};
+use crate::process::only::Only;
 use crate::process::ranges::{Range, Ranges};
 use crate::times::{WALK_PAUSE, WALK_PAUSE_MAX};
 use memspill_engine::units::PAGE_SIZE;
@@ -43,7 +44,7 @@ pub struct Growth {
     unmanaged_shared_bytes: AtomicU64,
     left_bytes: AtomicU64,
     was_refused: AtomicBool,
-    only: OnceLock<Range>,
+    only: OnceLock<Only>,
     next_walk_us: AtomicU64,
     ranges: Mutex<Registered>,
     changes: Mutex<Changes>,
@@ -70,11 +71,23 @@ impl Growth {
     /// Nothing outside of this range is managed or counted (`memspill attach --arena`). To be called once,
     /// before its memory is counted.
     pub fn set_only(&self, range: Option<Range>) {
-        range.into_iter().for_each(|range| _ = self.only.set(range));
+        range.into_iter().for_each(|range| _ = self.only.set(Only::new(range)));
     }
 
     pub fn only(&self) -> Option<Range> {
-        self.only.get().copied()
+        self.only.get().map(Only::range)
+    }
+
+    /// What of all the process has in memory counts; `managed_bytes` are known. `walk` counts what is in
+    /// memory of [`Growth::only`].
+    pub fn counted_bytes(
+        &self,
+        all_bytes: u64,
+        managed_bytes: u64,
+        walk: impl FnOnce(Range) -> Option<u64>,
+    ) -> u64 {
+        let counted = |only: &Only| only.bytes(all_bytes, managed_bytes, || walk(only.range()));
+        self.only.get().map_or(all_bytes, counted)
     }
 
     /// Could some of it not be registered, because a userfaultfd of the program's own has it?
@@ -266,8 +279,7 @@ impl Registered {
         slack_bytes: u64,
         takes_closed: bool,
     ) -> Option<Found> {
-        let has_changed = size.size_bytes != self.size.size_bytes || size.data_bytes != self.size.data_bytes;
-        if !has_changed && self.doubtful.is_empty() && !self.finder.is_due() {
+        if !self.has_changed(size) && self.doubtful.is_empty() && !self.finder.is_due() {
             return None;
         }
         self.size = size;
@@ -313,12 +325,26 @@ impl Registered {
         Some(found)
     }
 
-    /// What is mapped within one range, and nothing else, if it is not registered yet.
-    pub fn find_within(&mut self, pid: u32, own: &Ranges, only: Range, takes_closed: bool) -> Option<Found> {
-        let missing: Ranges = self.ranges.missing_of(&[only]).into_iter().collect();
-        if missing.is_empty() {
+    /// Has something been mapped, unmapped or made writable since the last search?
+    fn has_changed(&self, size: Statm) -> bool {
+        size.size_bytes != self.size.size_bytes || size.data_bytes != self.size.data_bytes
+    }
+
+    /// As `find_new`, of what is mapped within one range and nothing else.
+    pub fn find_within(
+        &mut self,
+        pid: u32,
+        size: Statm,
+        own: &Ranges,
+        only: Range,
+        takes_closed: bool,
+    ) -> Option<Found> {
+        let doubtful = std::mem::take(&mut self.doubtful);
+        if !self.has_changed(size) && doubtful.is_empty() {
             return None;
         }
+        self.size = size;
+        let missing: Ranges = self.ranges.missing_of(&[only]).into_iter().collect();
         let mut found = self.find_asked(pid, own, &missing, takes_closed)?;
         found.new.retain(|new| only.0 <= new.start && new.end <= only.1);
         Some(found)

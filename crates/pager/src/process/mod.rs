@@ -10,7 +10,8 @@
 //!            ├─ home.rs     which pager threads its faults wake
 //!            ├─ forking.rs  while its agent makes a fork: nothing leaves
 //!            ├─ descent.rs  of the child of a fork: how it is found out who it is
-//!            └─ growth.rs   what of it is registered, and what of it is not managed (with finder.rs)
+//!            └─ growth.rs   what of it is registered, and what of it is not managed (with finder.rs,
+//!                           only.rs)
 //! ```
 //!
 //! Lock order within one process: growth's ranges, then evictor, then gate, then batch.
@@ -30,6 +31,7 @@ pub mod growth;
 pub(crate) mod home;
 pub mod lineage;
 pub(crate) mod memory;
+mod only;
 pub(crate) mod peer;
 pub mod port;
 pub mod ranges;
