@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures numpy's arrays within a memory budget: memspill's, files that are mapped, and the kernel's swap.
 
-    benchmarks/arrays.py [--rounds N] [--mib N] [--library FILE] [--dir DIR] [ROW...]
+    benchmarks/arrays.py [--rounds N] [--mib N] [--library FILE] [--dir DIR] [--memopro DIR] [ROW...]
 
     ample          the budget is twice what is needed: the same arrays without a budget, and with one
     expression, sort, matmul, count, random       half of what is needed; a page compresses to a fifth or so
@@ -12,6 +12,9 @@ or v2). Both are in a cgroup with a limit of the budget and of what Python takes
 compressed pool is within its budget, so what zram takes at most is taken off that limit: runs before the
 first round find how much. Each round has each peer once. A ratio is of one round, and above 1 where memspill
 is faster. The sums that are worked out are compared.
+
+With --memopro the package memopro, unpacked in DIR, is a peer too: its ceiling is the budget and what Python
+takes. It keeps to that by itself, in no cgroup. (Its unit is 1 MiB: random places take minutes.)
 
 The library is that of target/release (cargo build --release -p memspill-arena -p memspill-cli). Python is
 /usr/bin/python3, with Debian's python3-numpy.
@@ -33,6 +36,7 @@ from programs import MEMSPILL, PYTHON, REPO, Run, end_on_sigterm, say, spread  #
 
 LIMIT_S = 300
 ZRAM_TRIES = 4
+MEMOPRO = "memopro"
 # zram takes more for such contents than they have room in memory.
 WITHOUT_ZRAM = ["ample", "incompressible"]
 ROWS = ["ample", "expression", "sort", "matmul", "count", "random", "incompressible"]
@@ -134,7 +138,11 @@ def ample(arrays, size):
 def work(row, size, budget, folder):
     """Prints how long the work took, and what came out."""
     with contextlib.ExitStack() as stack:
-        if budget:
+        if folder == MEMOPRO:
+            import memopro
+            memopro.enable(f"{budget / 1e6:.1f}MB")
+            folder = ""
+        elif budget:
             import memspill
             stack.enter_context(memspill.budget(budget))
         begin = globals()[row](Arrays(folder), size)
@@ -214,7 +222,7 @@ class Sides:
         shutil.copy(words.library, package)
         (folder / "site" / "bin").mkdir()
         shutil.copy(MEMSPILL, folder / "site" / "bin")
-        os.environ["PYTHONPATH"] = str(folder / "site")
+        os.environ["PYTHONPATH"] = f"{folder / 'site'}:{words.memopro or ''}"
 
     def run(self, row, size, budget=0, mapped="", before=()):
         command = [PYTHON, __file__, "--work", row, str(size), str(budget), mapped]
@@ -243,6 +251,9 @@ class Sides:
             with Limit(budget + self.own_bytes()) as before:
                 return self.run(row, size, mapped=files, before=before)
 
+    def memopro(self, row, size, budget):
+        return self.run(row, size, budget + self.own_bytes(), mapped=MEMOPRO)
+
     def zram(self, row, size, budget):
         """With the limit at which the last run would have been within the budget."""
         if row not in self.zram_bytes:
@@ -262,6 +273,8 @@ def rounds(words, sides, row):
     budget, peers = (2 * size, ["alone"]) if row == "ample" else (size // 2, ["memmap"])
     if row not in WITHOUT_ZRAM:
         peers.append("zram")
+    if words.memopro and row != "ample":
+        peers.append(MEMOPRO)
     ratios, seconds = {peer: [] for peer in peers}, {peer: [] for peer in [*peers, "memspill"]}
     for number in range(words.rounds):
         names = ["memspill", *peers]
@@ -291,6 +304,7 @@ def main():
     parser.add_argument("--mib", type=int, default=128, help="what the arrays of a row take [default: 128]")
     parser.add_argument("--library", type=pathlib.Path, default=REPO / "target/release/libmemspill.so")
     parser.add_argument("--dir", default="/var/tmp")
+    parser.add_argument("--memopro", type=pathlib.Path, metavar="DIR", help="where the package is unpacked")
     parser.add_argument("rows", nargs="*", metavar="ROW", choices=[*ROWS, []])
     words = parser.parse_args()
     end_on_sigterm()
