@@ -7,7 +7,7 @@ use crate::heap::{Block, SMALL_BYTES_MAX};
 use crate::process::{self, ArenaId};
 use crate::range::PAGE;
 use bytemuck::Zeroable;
-use memspill_pager::ctl::words::Request;
+use memspill_ctl::Request;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::arena::{Advice, Arena, Stats};
 use crate::command;
 use crate::error::Error;
 use crate::process;
-use memspill_pager::ctl::words::Request;
+use memspill_ctl::Request;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::heap::Heap;
 use crate::helper;
 use crate::range::Range;
-use memspill_pager::ctl::words::{self, Request};
+use memspill_ctl::{self as ctl, Request};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
@@ -166,7 +166,7 @@ pub fn ask(request: &Request) -> Result<String, Error> {
 fn ask_in(request: &Request, in_haste: impl FnMut() -> bool) -> Result<String, Error> {
     let refused = |reason: String| Error::Refused(reason);
     let supervisor = supervisor().ok_or_else(|| refused("there is no budget".into()))?;
-    let runs = words::runs().map_err(|error| refused(format!("cannot read /proc/net/unix: {error}")))?;
+    let runs = ctl::runs().map_err(|error| refused(format!("cannot read /proc/net/unix: {error}")))?;
     let gone = || refused(format!("the supervisor, process {supervisor}, does not listen: is it stopped?"));
     let run = runs.into_iter().find(|run| run.pid == supervisor).ok_or_else(gone)?;
     run.ask(request, |_, _| (), in_haste).map_err(refused)

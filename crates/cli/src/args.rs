@@ -21,7 +21,7 @@ use crate::message::plain;
 use crate::serve;
 use crate::size::Size;
 use crate::spec::{self, SwapSpec};
-use memspill_pager::ctl::words::parse_range;
+use memspill_ctl::parse_range;
 use memspill_pager::run::{OnFull, OnThrash, Shared};
 
 /// Run a program in less memory than it needs: swap that lives in user space.

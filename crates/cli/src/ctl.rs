@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   which run: --pid, --all, or the only one      what: list stats metrics swaps ...
-//!   ask (pager/src/ctl/words.rs) ─▶ stdout: what was asked for
+//!   ask (crates/ctl) ─▶ stdout: what was asked for
 //!                                   stderr: why not, and on a terminal how far what takes long is
 //! ```
 //!
@@ -15,7 +15,7 @@ use crate::progress::Progress;
 use crate::size::{self, Size, human};
 use crate::spec::{self, SwapSpec};
 use clap::{Args, Subcommand};
-use memspill_pager::ctl::words::{Request, RunSocket, parse_range, runs};
+use memspill_ctl::{Request, RunSocket, parse_range, runs};
 use memspill_pager::signals::Interrupts;
 use std::fmt::Write as _;
 use std::io::Write as _;

@@ -1,11 +1,11 @@
-//! The words between `memspill ctl` and a run, and how runs are found (`crates/pager/src/ctl/words.rs`).
+//! The words between `memspill ctl` and a run, and how runs are found (`crates/ctl`).
 //!
 //! An input is read as a request, as a reply, as an address range, and as a line of /proc/net/unix.
 
 use crate::{RAM_BYTES, assert_one_line};
 use memspill_cli::devices::pool_alone_bytes;
 use memspill_cli::spec;
-use memspill_pager::ctl::words::{Reply, Request, parse_range, run_of_line};
+use memspill_ctl::{Reply, Request, parse_range, run_of_line};
 
 pub fn check(input: &[u8]) {
     match Request::decode(input) {

@@ -7,11 +7,11 @@
 //! What is looked at here gives the better words; whether it may be traced is the kernel's to say
 //! ([`forbidden`] explains that).
 
-use crate::ctl::words::runs;
 use crate::proc;
 use crate::process::peer::Pidfd;
 use crate::process::standstill;
 use crate::signals;
+use memspill_ctl::runs;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;

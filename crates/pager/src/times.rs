@@ -191,12 +191,6 @@ pub const COMMAND_NEW: Duration = s(1);
 
 /// The run: a caller that says nothing for so long is let go.
 pub const CTL_REQUEST: Duration = s(5);
-/// The caller: a run that is asked for figures answers at once, unless it is stopped.
-pub const CTL_ANSWER: Duration = s(10);
-/// The caller: a run that is stopped lets in only as many as its queue holds.
-pub const CTL_CONNECT: Duration = s(2);
-/// The caller looks this often whether somebody has pressed ^C.
-pub const CTL_STEP: Duration = ms(100);
 /// It is looked this often whether the budget is to change.
 pub const BUDGET_LOOK: Duration = s(1);
 /// It is looked this often whether the pool's share of the budget is to change.

@@ -1,7 +1,7 @@
 //! `memspill top`: all runs of this user on one screen, and the keys that change them.
 //!
 //! ```text
-//!   each interval: runs (pager/src/ctl/words.rs) ─ stats as JSON ─▶ model.rs ─▶ screen.rs   a terminal
+//!   each interval: runs (crates/ctl) ─ stats as JSON ─▶ model.rs ─▶ screen.rs   a terminal
 //!                                                                          └──▶ a line each  else
 //!   a key ─▶ a question ─▶ a request, on a thread of its own ─▶ what came of it, at the foot
 //! ```
@@ -18,7 +18,7 @@ use crate::exit;
 use crate::machine::Memory;
 use crate::size;
 use clap::Args;
-use memspill_pager::ctl::words::{Request, RunSocket, runs};
+use memspill_ctl::{Request, RunSocket, runs};
 use memspill_pager::signals::Interrupts;
 use model::RunView;
 use ratatui::DefaultTerminal;

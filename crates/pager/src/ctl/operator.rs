@@ -16,12 +16,12 @@
 
 use crate::ctl::budget;
 use crate::ctl::host::Operator;
-use crate::ctl::words::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
 use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::cpus::wait_readable;
 use crate::run::detach::Stage;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
+use memspill_ctl::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
 use memspill_engine::backing::{AtRest, Link, LinkState, QueueId};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;

@@ -13,13 +13,20 @@
 //! Messages are packets (SOCK_SEQPACKET), so a message arrives whole or not at all. Neither side trusts what
 //! it receives: whatever is not a valid message is refused.
 //!
-//! What it does not do: carry requests out (operator.rs); parse options and sizes (the command line does).
+//! What it does not do: carry requests out (`crates/pager/src/ctl/operator.rs`); parse options and sizes (the
+//! command line does).
 
-use crate::times::{CTL_ANSWER, CTL_CONNECT, CTL_STEP};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
+
+/// The caller: a run that is asked for figures answers at once, unless it is stopped.
+const ANSWER: Duration = Duration::from_secs(10);
+/// The caller: a run that is stopped lets in only as many as its queue holds.
+const CONNECT: Duration = Duration::from_secs(2);
+/// The caller looks this often whether somebody has pressed ^C.
+const STEP: Duration = Duration::from_millis(100);
 
 /// The name goes on with the process id and random digits. Because of these nobody can take it in advance.
 const PREFIX: &str = "memspill-ctl-";
@@ -171,7 +178,7 @@ impl Reply {
 }
 
 /// Make the socket on which this run listens for callers.
-pub(crate) fn listen() -> io::Result<OwnedFd> {
+pub fn listen() -> io::Result<OwnedFd> {
     let mut random = [0u8; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
     let name = format!("{PREFIX}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
@@ -186,7 +193,7 @@ fn packet_socket() -> io::Result<OwnedFd> {
 }
 
 /// Receive one message of at most `max` bytes; None where the other side has closed its half.
-pub(crate) fn receive(socket: impl AsFd, max: usize, flags: RecvFlags) -> io::Result<Option<Vec<u8>>> {
+pub fn receive(socket: impl AsFd, max: usize, flags: RecvFlags) -> io::Result<Option<Vec<u8>>> {
     let mut buf = vec![0; max];
     loop {
         match rustix::net::recv(&socket, &mut buf[..], flags | RecvFlags::TRUNC) {
@@ -202,7 +209,7 @@ pub(crate) fn receive(socket: impl AsFd, max: usize, flags: RecvFlags) -> io::Re
     }
 }
 
-pub(crate) fn send(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
+pub fn send(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
     rustix::net::send(socket, message, SendFlags::NOSIGNAL)?;
     Ok(())
 }
@@ -240,7 +247,7 @@ impl RunSocket {
     fn connect(&self) -> io::Result<OwnedFd> {
         let socket = packet_socket()?;
         // A run that is stopped (SIGSTOP) accepts nobody: once its queue is full, connecting would wait.
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CTL_CONNECT))?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT))?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(self.name.as_bytes())?)?;
         let peer = sockopt::socket_peercred(&socket)?;
         let me = rustix::process::geteuid();
@@ -262,7 +269,7 @@ impl RunSocket {
     ) -> Result<String, String> {
         let gone = |_| format!("the run of memspill with process id {} has ended", self.pid);
         let socket = self.connect().map_err(gone)?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(CTL_STEP))
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(STEP))
             .map_err(|e| e.to_string())?;
         send(&socket, &request.encode()).map_err(gone)?;
         let mut quiet = Duration::ZERO;
@@ -274,8 +281,8 @@ impl RunSocket {
                     Reply::Refused(text) => return Err(text),
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    quiet += CTL_STEP;
-                    if quiet > CTL_ANSWER {
+                    quiet += STEP;
+                    if quiet > ANSWER {
                         return Err(format!(
                             "the run with process id {} does not answer: is it stopped?",
                             self.pid
