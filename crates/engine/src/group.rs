@@ -499,14 +499,17 @@ impl Group {
     }
     /// No room for even one page, here or above, whatever lies in stocks.
     pub fn full(&self) -> bool {
-        let used =
-            |group: &Group| group.usage_bytes().saturating_sub(self.stocked_pages() * PAGE_SIZE as u64);
-        self.chain().any(|group| used(group) + PAGE_SIZE as u64 > group.limit_bytes())
+        self.chain().any(|group| group.is_full_but_for(self))
     }
     /// The same for this group alone, whatever is above it.
     pub fn is_full_itself(&self) -> bool {
-        let stocked_bytes = self.stocked_pages() * PAGE_SIZE as u64;
-        self.usage_bytes().saturating_sub(stocked_bytes) + PAGE_SIZE as u64 > self.limit_bytes()
+        self.is_full_but_for(self)
+    }
+    /// No room for even one page here, whatever lies in the stocks of another group.
+    fn is_full_but_for(&self, other: &Group) -> bool {
+        let over = (self.usage_bytes() + PAGE_SIZE as u64).saturating_sub(self.limit_bytes());
+        // All stocks are looked at only where it depends on them.
+        over > 0 && over > other.stocked_pages() * PAGE_SIZE as u64
     }
     /// A charge of one page has failed: the group that it failed at, or this one if there is room by now.
     pub(crate) fn full_one(&self) -> &Group {
