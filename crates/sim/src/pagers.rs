@@ -3,7 +3,7 @@
 //! (`Layout`).
 //!
 //! ```text
-//!   thread   touches, faults ─▶ message of its process ─▶ wakes the pagers that watch it ─▶ sleeps
+//!   thread   touches, faults ─▶ message of its process ─▶ wakes one pager that watches it ─▶ sleeps
 //!   pager    sleeps ─▶ gate, read ─▶ engine ─▶ no room: waits in the pager's queue ─▶ wakes reclaim
 //!   reclaim  sleeps ─▶ batches until below the low mark, each followed by a poke for those who wait for room
 //! ```
@@ -59,6 +59,8 @@ struct PagerCpu {
     /// Processes of which there are messages.
     ready: RefCell<Vec<Rc<Process>>>,
     poked: Cell<bool>,
+    /// It has nothing to do, and no message has woken it.
+    waits: Cell<bool>,
     signal: Signal,
     waiting: Mutex<FaultsWithoutRoom>,
     /// How many wait, which is changed under that lock.
@@ -99,17 +101,17 @@ impl Pagers {
 
     fn wake_watchers(&self, process: &Rc<Process>, cpu: u32) {
         if process.one_thread && cpu < self.layout.pagers {
-            return self.notify(cpu, cpu, process);
+            self.notify(cpu, cpu, process);
+            return;
         }
-        // The one on the CPU that faulted comes first.
+        // In turns: of those who wait one is woken, and whoever is at work before it sees the message later.
         let watches =
             |pager: &u32| layout::watches(self.layout.pagers, *pager, u64::from(process.space.id.0));
-        let (here, others): (Vec<u32>, Vec<u32>) =
-            (0..self.layout.pagers).filter(watches).partition(|pager| *pager == cpu);
-        here.into_iter().chain(others).for_each(|pager| self.notify(pager, cpu, process));
+        (0..self.layout.pagers).filter(watches).any(|pager| self.notify(pager, cpu, process));
     }
 
-    fn notify(&self, pager: u32, from: u32, process: &Rc<Process>) {
+    /// There is a message. Returns whether the pager waited for one.
+    fn notify(&self, pager: u32, from: u32, process: &Rc<Process>) -> bool {
         // A wake on the own CPU is part of what a fault costs.
         let wake_ns = if pager == from { 0 } else { cost::WAKE_NS };
         let pager = &self.cpus[pager as usize];
@@ -118,7 +120,11 @@ impl Pagers {
             ready.push(process.clone());
         }
         drop(ready);
-        pager.signal.wake_all_for(wake_ns);
+        let waited = pager.waits.replace(false);
+        if waited {
+            pager.signal.wake_all_for(wake_ns);
+        }
+        waited
     }
 
     /// The thread of one pager.
@@ -130,7 +136,9 @@ impl Pagers {
             let ready = me.ready.take();
             let poked = me.poked.take();
             if ready.is_empty() && !poked && !worker.has_put_off() {
+                me.waits.set(true);
                 me.signal.wait(seen);
+                me.waits.set(false);
                 continue;
             }
             if poked {
