@@ -223,6 +223,7 @@ controls! {
     link_control_install_before_change: InstallFirst, GIVEN_UP;
     link_control_install_unasked: InstallUnasked, UNASKED;
     link_control_seen_first: SeenFirst, FAULTING;
+    link_control_count_first: CountFirst, FAULTING;
     link_control_room: Room, RENEWING;
     link_control_take_unchanged: TakeUnchanged, EMPTYING;
     link_control_commit: Commit, COUNTING;

@@ -202,6 +202,9 @@ pub struct Link {
     /// The number of the agent's threads that wait for the supervisor to read, on `room`, which changes then.
     pub waits_for_room: u32,
     pub room: u32,
+    /// The number of threads that have one of `waiters`, or are about to. Written by the agent.
+    pub waiting: u32,
+    pub reserved: u32,
     /// Non-zero: changes are to be told even where nothing is away, and new memory is closed.
     pub tells: u32,
     /// Non-zero: no further change is to begin; who wants to waits on `room`. Written by the supervisor.

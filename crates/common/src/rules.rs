@@ -70,6 +70,8 @@ pub enum Rule {
     InstallUnasked,
     /// A thread remembers what the futex was before it looks at its page.
     SeenFirst,
+    /// It is counted among those who wait before it asks.
+    CountFirst,
     /// One thread writes into the ring, and none into a full one.
     Writing,
     Room,

@@ -94,6 +94,12 @@ fn wait_to_change() {
 /// the access for which it is needed.
 pub fn ask(page: usize, only_reads: bool) {
     let kind = if only_reads { READ_FAULT } else { FAULT };
+    // Before all else: who wakes looks at the waiters only where there are some.
+    let waiting = word32(field!(waiting));
+    let mut is_counted = holds(Rule::CountFirst);
+    if is_counted {
+        waiting.fetch_add(1, Ordering::SeqCst);
+    }
     let index = claim_waiter(page);
     let waiter = waiter(index);
     // SAFETY: as above; only addresses are taken.
@@ -108,6 +114,10 @@ pub fn ask(page: usize, only_reads: bool) {
         }
         run.store(run_from(page) as u32, Ordering::SeqCst);
         push(kind, page, page + PAGE, 0);
+        if !is_counted {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            is_counted = true;
+        }
         let seen = if holds(Rule::SeenFirst) { seen } else { woken.load(Ordering::SeqCst) };
         while woken.load(Ordering::SeqCst) == seen {
             wait::sleep(woken, seen);
@@ -117,6 +127,9 @@ pub fn ask(page: usize, only_reads: bool) {
     // was ever there; taken for new, it would get zeros.
     run.store(0, Ordering::SeqCst);
     place.store(0, Ordering::SeqCst);
+    if is_counted {
+        waiting.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// How many pages from this one on are away, as far as they come at once: as they are protected, too. Zeros

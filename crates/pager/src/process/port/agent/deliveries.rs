@@ -139,6 +139,10 @@ impl AgentPort {
     }
 
     fn wake_if(&self, is_meant: impl Fn(u64) -> bool) {
+        // Mostly nobody does, and all pages that come are told of here, those too that threads have brought.
+        if self.link.waiting().load(Ordering::SeqCst) == 0 {
+            return;
+        }
         for index in 0..WAITERS {
             if is_meant(self.link.waiter_page(index).load(Ordering::SeqCst)) && holds(Rule::WakeWaiters) {
                 let woken = self.link.waiter_woken(index);

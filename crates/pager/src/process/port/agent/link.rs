@@ -43,7 +43,7 @@ macro_rules! words_of_arrays {
 impl SharedLink {
     words! {
         head: AtomicU64, tail: AtomicU64, changes: AtomicU64, changes_read: AtomicU64,
-        waits_for_room: AtomicU32, room: AtomicU32, tells: AtomicU32, held: AtomicU32,
+        waits_for_room: AtomicU32, room: AtomicU32, waiting: AtomicU32, tells: AtomicU32, held: AtomicU32,
         closed_bytes: AtomicU64, only_from: AtomicU64, only_to: AtomicU64,
         take: AtomicU64, token: AtomicU64, names_followed: AtomicU64,
         distrusted: AtomicU64, allows_early: AtomicU64, early_run: AtomicU64, early_told_at: AtomicU64,
