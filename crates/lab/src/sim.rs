@@ -12,10 +12,12 @@ use memspill_sim::scale;
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
-the same bytes on every machine (but for calibrate, which is there to look at this one).
+the same bytes on every machine (but for calibrate, which is there to look at this one, and
+soak for so many minutes, which has more histories on a faster one).
 See docs/simulation.md.
 
 Examples:
@@ -112,12 +114,11 @@ struct SoakArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Virtual minutes of histories, 20 virtual milliseconds each
-    #[arg(long, value_name = "M", default_value_t = 1)]
-    #[arg(value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    minutes: u64,
+    /// Minutes after which no more history begins, 0.5 for half of one; a history takes a moment
+    #[arg(long, value_name = "M", default_value = "1", value_parser = parse_minutes)]
+    minutes: Duration,
 
-    /// Histories, whatever their minutes
+    /// Histories, however long they take
     #[arg(long, value_name = "K", conflicts_with = "minutes")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
@@ -360,15 +361,25 @@ fn usage(error: &str) -> u8 {
     exit::USAGE
 }
 
+fn parse_minutes(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().map(|minutes: f64| minutes * 60.0);
+    let limit = seconds.ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    limit.filter(|limit| !limit.is_zero()).ok_or_else(|| "give minutes as 10, or 0.5".to_owned())
+}
+
 fn soak(args: &SoakArgs) -> u8 {
-    let histories = args.seeds.unwrap_or_else(|| soak::histories_of(args.minutes));
-    let Some(end) = args.seed.checked_add(histories) else {
+    let Some(end) = args.seed.checked_add(args.seeds.unwrap_or(1)) else {
         eprintln!("memspill: there are no seeds above {}", u64::MAX);
         return exit::USAGE;
     };
+    let end = if args.seeds.is_some() { end } else { u64::MAX };
     let mut coverage = Coverage::new();
     let mut progress = Progress::begin();
+    let (begun, mut histories) = (Instant::now(), 0);
     for seed in args.seed..end {
+        if args.seeds.is_none() && histories > 0 && begun.elapsed() >= args.minutes {
+            break;
+        }
         // A fault is a panic, wherever in the engine or in the checks it happens.
         std::panic::set_hook(Box::new(move |panic| {
             eprintln!("memspill: seed {seed}: {panic}");
@@ -376,8 +387,12 @@ fn soak(args: &SoakArgs) -> u8 {
             std::process::exit(exit::FAILED.into());
         }));
         soak::history(seed, &mut coverage);
-        let done = seed - args.seed + 1;
-        progress.show_left(&format!("{done} of {histories} histories"), done, histories);
+        histories += 1;
+        let (done, total) = match args.seeds {
+            Some(total) => (histories, total),
+            None => (begun.elapsed().as_millis() as u64, args.minutes.as_millis() as u64),
+        };
+        progress.show_left(&format!("{histories} histories"), done, total);
     }
     drop((std::panic::take_hook(), progress));
     let text = if args.json { soak::json } else { soak::table };

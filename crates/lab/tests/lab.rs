@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 #[path = "../../cli/tests/support/command.rs"]
 mod command;
@@ -34,13 +35,15 @@ fn progress_is_one_line_on_a_terminal_and_none_elsewhere() {
 
 #[test]
 fn sim_says_what_is_wrong_with_its_options() {
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["sim", "seeds", "--json", "--csv"], "cannot be used with"),
         (&["sim", "seeds", "--html", "/no/such/dir/page.html"], "there is no directory /no/such/dir"),
         (&["sim", "scale", "--html", "/"], "that is a directory"),
         (&["sim", "scale", "--cpus", "0"], "0 is not in 1..=1024"),
         (&["sim", "scale", "--tune", "nothing=1"], "there is no knob `nothing`"),
         (&["sim", "soak", "--seeds", "1", "--minutes", "1"], "cannot be used with"),
+        (&["sim", "soak", "--minutes", "0"], "give minutes as 10, or 0.5"),
+        (&["sim", "soak", "--minutes", "-1"], "unexpected argument '-1'"),
         (&["sim", "soak", "--seed", "18446744073709551615", "--seeds", "1"], "there are no seeds above"),
         (&["sim", "policy", "--memory", "100"], "100 is not in 1024..=1048576"),
         (&["sim", "policy", "--signal", "telepathy"], "invalid value 'telepathy'"),
@@ -90,6 +93,16 @@ fn sim_prints_the_same_bytes_for_the_same_command() {
     assert_eq!(pages[0], pages[1]);
     assert!(pages[0].contains("<svg"), "{}", pages[0]);
     fs::remove_file(page).unwrap();
+}
+
+#[test]
+fn a_soak_ends_after_its_minutes() {
+    let begun = Instant::now();
+    let output = lab(&["sim", "soak", "--minutes", "0.02"]);
+    let took = begun.elapsed().as_secs_f64();
+    assert!((1.2..8.0).contains(&took), "{took} s");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains(" histories, seeds 1 to "), "{text}");
 }
 
 /// A short run of one table on real memory, where this machine can run anything under memspill.

@@ -39,7 +39,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Virtual time of a history, without its end.
-pub const HISTORY_NS: u64 = 20_000_000;
+const HISTORY_NS: u64 = 20_000_000;
 
 /// How often things happened: the engine's counters by name, and what the processes did.
 pub type Coverage = BTreeMap<&'static str, u64>;
@@ -51,11 +51,6 @@ const SWAPOFF_WAIT_NS: u64 = 5_000;
 
 /// Version of the JSON's shape.
 const SCHEMA: u32 = 1;
-
-/// Histories that together last so many virtual minutes.
-pub fn histories_of(minutes: u64) -> u64 {
-    minutes * 60_000_000_000 / HISTORY_NS
-}
 
 pub fn table(first_seed: u64, histories: u64, coverage: &Coverage) -> String {
     let last = first_seed + histories - 1;
