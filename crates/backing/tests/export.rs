@@ -171,6 +171,10 @@ fn state(device: &dyn Backing) -> LinkState {
     device.links()[0].state
 }
 
+fn refusal_of(device: &dyn Backing) -> String {
+    device.links().remove(0).refusal.unwrap_or_default()
+}
+
 // ---------------------------------------------------------------- servers that go away
 
 #[test]
@@ -240,18 +244,63 @@ fn a_server_that_stands_still_for_a_while() {
 }
 
 #[test]
-fn a_server_that_comes_back_empty() {
+fn a_server_that_comes_back_without_what_it_held() {
     let dir = Dir::new();
-    let Some(mut server) = Nbdkit::start(&dir, &["memory", "size=64M"]) else { return };
+    for (options, wanted) in [
+        (&["memory", "size=64M"][..], "zeros"),
+        (&["data", "size=64M", "data=7"], "another export"),
+        (&["memory", "size=32M"], "67108864 are needed"),
+    ] {
+        let Some(mut server) = Nbdkit::start(&dir, &["memory", "size=64M"]) else { return };
+        let device = open(&server.socket);
+        fill(&device);
+        server.kill();
+        let _server = Nbdkit::start(&dir, options).unwrap();
+        // Never zeros.
+        assert_eq!(read(&device, 5, 0), Err(BackingError::Io(libc::ENODATA)));
+        assert!(device.links()[0].is_empty && state(&device) == LinkState::Lost);
+        assert!(refusal_of(&device).contains(wanted), "{options:?}: {}", refusal_of(&device));
+        assert!(write(&device, 1..3, 1).iter().all(|result| *result == Err(BackingError::Io(libc::ENODATA))));
+        assert_eq!(start(&device, 6, true).unwrap().results, [Err(BackingError::Io(libc::ENODATA))]);
+    }
+}
+
+#[test]
+fn a_server_that_is_back_and_cannot_be_used_says_why() {
+    let dir = Dir::new();
+    let disk = dir.file(64 << 20);
+    let keys = dir.path("keys");
+    std::fs::write(&keys, "somebody:00112233\n").unwrap();
+    let keys = format!("--tls-psk={}", keys.display());
+    let blocks = ["--filter=blocksize-policy", "file", &disk];
+    let Some(mut server) = Nbdkit::start(&dir, &["file", &disk]) else { return };
     let device = open(&server.socket);
     fill(&device);
-    server.kill();
-    let _server = Nbdkit::start(&dir, &["memory", "size=64M"]).unwrap();
-    // Never zeros.
-    assert_eq!(read(&device, 5, 0), Err(BackingError::Io(libc::ENODATA)));
-    assert!(device.links()[0].is_empty && state(&device) == LinkState::Lost);
-    assert!(write(&device, 1..3, 1).iter().all(|result| *result == Err(BackingError::Io(libc::ENODATA))));
-    assert_eq!(start(&device, 6, true).unwrap().results, [Err(BackingError::Io(libc::ENODATA))]);
+    for (options, wanted) in [
+        (&["--readonly", "file", &disk][..], "read-only"),
+        (&["--tls=require", &keys, "file", &disk], "wants TLS"),
+        (&[&blocks[..], &["blocksize-minimum=65536", "blocksize-preferred=65536"]].concat(), "65536"),
+        (
+            &["--filter=exportname", "file", &disk, "exportname-strict=true", "exportname=a"],
+            "no default export",
+        ),
+    ] {
+        server.kill();
+        // By this thread: nbdkit ends with the one that started it.
+        let bad = Nbdkit::start(&dir, options).unwrap();
+        assert!(start(&device, 5, true).is_none(), "the fault waits");
+        until(wanted, || refusal_of(&device).contains(wanted));
+        assert_eq!(state(&device), LinkState::Away);
+        drop(bad);
+        server = Nbdkit::start(&dir, &["file", &disk]).unwrap();
+        let mut done = Vec::new();
+        until("the fault is served", || {
+            device.reap(QUEUE, &mut done);
+            !done.is_empty()
+        });
+        assert_eq!((state(&device), refusal_of(&device)), (LinkState::On, String::new()));
+        expect_all(&device, 0);
+    }
 }
 
 #[test]

@@ -209,6 +209,7 @@ fn server_json(link: &Link) -> Value {
         "received_bytes": link.received_bytes,
         "reconnects": link.reconnects,
         "wrong_pages": link.wrong_pages,
+        "refusal": link.refusal,
     })
 }
 

@@ -176,7 +176,7 @@ pub struct Usage {
 }
 
 /// The connection to a server that a device is on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
     pub state: LinkState,
     /// It has been in this state for so long.
@@ -191,6 +191,8 @@ pub struct Link {
     pub wrong_pages: u64,
     /// It is back, and has lost what it held.
     pub is_empty: bool,
+    /// It answers, and cannot be used: why, as of the last try.
+    pub refusal: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,6 +204,34 @@ pub enum LinkState {
     Filling,
     /// It has been away for too long, or has lost what it held: pages that are only there cannot be had.
     Lost,
+}
+
+/// How it stands with all servers of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Servers {
+    /// It is on none.
+    None,
+    On,
+    /// One of two is missing, or lacks pages.
+    Degraded,
+    /// Nothing can be read or written before one is back.
+    Away,
+    Lost,
+}
+
+impl Servers {
+    pub fn of(links: &[Link]) -> Servers {
+        let is = |state| move |link: &Link| link.state == state;
+        match links {
+            [] => Servers::None,
+            _ if links.iter().all(is(LinkState::On)) => Servers::On,
+            _ if links.iter().any(is(LinkState::On)) || links.iter().any(is(LinkState::Filling)) => {
+                Servers::Degraded
+            }
+            _ if links.iter().any(is(LinkState::Away)) => Servers::Away,
+            _ => Servers::Lost,
+        }
+    }
 }
 
 /// What a device is asked for beside its pages: see [`Backing::housekeep`].

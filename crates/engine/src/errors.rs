@@ -28,13 +28,14 @@ pub struct DeviceErrors {
 }
 
 /// What was last told of a server.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct ToldLink {
     state: LinkState,
     /// How often it had come back.
     reconnects: u64,
     /// That it is away is told again once it has lasted so long.
     away_again_ms: u64,
+    refusal: Option<String>,
     had_wrong: bool,
 }
 
@@ -45,6 +46,8 @@ pub enum LinkNews {
     Was(LinkState),
     /// It is away as it was when that was last told.
     StillAway,
+    /// It answers now, or says something else than before, and cannot be used.
+    Refusal,
     /// A page came from it as something else than was written there, for the first time.
     WrongPage,
 }
@@ -74,7 +77,13 @@ impl First {
 
 impl Default for ToldLink {
     fn default() -> ToldLink {
-        ToldLink { state: LinkState::On, reconnects: 0, away_again_ms: AWAY_AGAIN_MS, had_wrong: false }
+        ToldLink {
+            state: LinkState::On,
+            reconnects: 0,
+            away_again_ms: AWAY_AGAIN_MS,
+            refusal: None,
+            had_wrong: false,
+        }
     }
 }
 
@@ -93,9 +102,17 @@ impl ToldLink {
             return None;
         }
         (self.state, self.reconnects) = (link.state, link.reconnects);
+        let is_refusal_new = link.refusal.is_some() && link.refusal != self.refusal;
+        // One that ends in between, while the server is away, and comes again is not told again.
+        if is_refusal_new || link.state == LinkState::On {
+            self.refusal.clone_from(&link.refusal);
+        }
         if !is_same {
             self.away_again_ms = AWAY_AGAIN_MS;
             return Some(LinkNews::Was(was));
+        }
+        if is_refusal_new {
+            return Some(LinkNews::Refusal);
         }
         if link.state != LinkState::Away || link.since_ms < self.away_again_ms {
             return None;
@@ -212,6 +229,7 @@ mod tests {
             reconnects,
             wrong_pages: 0,
             is_empty: false,
+            refusal: None,
         };
         let tell = |links: &[Link]| errors.tell_links(links);
         let (on, away, filling) = (LinkState::On, LinkState::Away, LinkState::Filling);
@@ -223,12 +241,18 @@ mod tests {
         assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 1)]), [back]);
         assert_eq!(tell(&[link(on, 0, 0), link(on, 9, 1)]), []);
         assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 2)]), [(1, LinkNews::Was(on))], "in between");
+        let refuses = |why: &str| [link(on, 0, 0), Link { refusal: Some(why.into()), ..link(away, 1, 2) }];
+        assert_eq!(tell(&[link(on, 0, 0), link(away, 0, 2)]), [(1, LinkNews::Was(on))]);
+        assert_eq!(tell(&refuses("read-only")), [(1, LinkNews::Refusal)]);
+        assert_eq!(tell(&[link(on, 0, 0), link(away, 1, 2)]), [], "it says nothing for a moment");
+        assert_eq!((tell(&refuses("read-only")), tell(&refuses("too small")).len()), (vec![], 1));
+        assert_eq!(tell(&[link(on, 0, 0), link(on, 0, 2)]), [back]);
         // Some pages that one lacks for a moment are nobody's concern.
         assert_eq!(tell(&[link(filling, 1, 0), link(filling, 0, 3)]), [(1, LinkNews::Was(on))]);
         assert_eq!(tell(&[link(filling, 2, 0), link(on, 0, 3)]).len(), 2);
-        let wrong = Link { wrong_pages: 1, ..link(filling, 9, 0) };
-        assert_eq!(tell(&[wrong, link(on, 0, 3)]), [(0, LinkNews::WrongPage)]);
-        assert_eq!(tell(&[Link { wrong_pages: 2, ..wrong }, link(on, 0, 3)]), []);
+        let wrong = |pages| Link { wrong_pages: pages, ..link(filling, 9, 0) };
+        assert_eq!(tell(&[wrong(1), link(on, 0, 3)]), [(0, LinkNews::WrongPage)]);
+        assert_eq!(tell(&[wrong(2), link(on, 0, 3)]), []);
     }
 
     #[test]

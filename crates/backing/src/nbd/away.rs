@@ -10,6 +10,8 @@
 //!                      Gone: what was there is lost for good
 //! ```
 //!
+//! A server that answers and cannot be used says why (`refusal`), until a try fails otherwise.
+//!
 //! It is a function of what happened and of the time, which is an argument: it has no clock and no thread.
 //! Times are counted from any start.
 
@@ -52,12 +54,13 @@ pub(super) struct Away {
     /// When the state was entered.
     since: Duration,
     reconnects: u64,
+    refusal: Option<String>,
 }
 
 impl Away {
     /// A server that is there.
     pub(super) fn new(timeout: Duration, now: Duration) -> Away {
-        Away { state: State::On, timeout, since: now, reconnects: 0 }
+        Away { state: State::On, timeout, since: now, reconnects: 0, refusal: None }
     }
 
     pub(super) fn door(&self, now: Duration) -> Door {
@@ -99,7 +102,8 @@ impl Away {
     }
 
     /// A try that began then has failed. Its own time is a part of the pause.
-    pub(super) fn try_failed(&mut self, begun: Duration, now: Duration) {
+    pub(super) fn try_failed(&mut self, begun: Duration, now: Duration, refusal: Option<String>) {
+        self.refusal = refusal;
         if let State::Away { tries, next, .. } = &mut self.state {
             let pause = PAUSE_MIN.saturating_mul(1 << (*tries).min(10)).min(PAUSE_MAX);
             *next = now.max(begun + pause);
@@ -113,13 +117,15 @@ impl Away {
             self.state = State::On;
             self.since = now;
             self.reconnects += 1;
+            self.refusal = None;
         }
     }
 
     /// It is back, without what was written.
-    pub(super) fn came_back_empty(&mut self, now: Duration) {
+    pub(super) fn came_back_empty(&mut self, now: Duration, refusal: String) {
         self.state = State::Gone;
         self.since = now;
+        self.refusal = Some(refusal);
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -133,6 +139,10 @@ impl Away {
 
     pub(super) fn reconnects(&self) -> u64 {
         self.reconnects
+    }
+
+    pub(super) fn refusal(&self) -> Option<String> {
+        self.refusal.clone()
     }
 }
 
@@ -170,13 +180,13 @@ mod tests {
         assert_eq!(now, MS(1000), "at once");
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            away.try_failed(now, now);
+            away.try_failed(now, now, None);
             pauses.push((away.next_try().unwrap() - now).as_millis());
             now = away.next_try().unwrap();
         }
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000, 5000]);
         // A try that took longer than the pause is followed by the next.
-        away.try_failed(now, now + MS(7000));
+        away.try_failed(now, now + MS(7000), None);
         assert_eq!(away.next_try(), Some(now + MS(7000)));
     }
 
@@ -196,9 +206,14 @@ mod tests {
             assert_eq!(away.lasts(MS(ms + 10)), MS(10));
         }
         let mut away = away();
-        away.came_back_empty(MS(1200));
+        away.try_failed(MS(1000), MS(1000), Some("it is read-only".into()));
+        assert_eq!(away.refusal().as_deref(), Some("it is read-only"));
+        away.try_failed(MS(1100), MS(1100), None);
+        assert_eq!(away.refusal(), None);
+        away.came_back_empty(MS(1200), "it is smaller".into());
         away.came_back(MS(1300));
         assert!(!away.broke(MS(1400)));
         assert_eq!((away.door(MS(1300)), away.next_try()), (Door::Gone, None));
+        assert_eq!(away.refusal().as_deref(), Some("it is smaller"));
     }
 }

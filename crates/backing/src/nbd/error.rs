@@ -30,6 +30,9 @@ pub enum NbdError {
         seconds: u64,
     },
     HoldsData(String),
+    /// An export that was in use is back, and its first page is no more what the run has written.
+    Emptied,
+    Altered,
     /// The server says no, in its own words.
     Refused(String),
     NoAnswer,
@@ -97,6 +100,10 @@ impl fmt::Display for NbdError {
                 "holds {what}, which would be lost: name another export, or say that it may be lost with \
                  ,overwrite"
             ),
+            NbdError::Emptied => {
+                write!(f, "it holds zeros, as an export in memory does once its server was started again")
+            }
+            NbdError::Altered => write!(f, "others have written there, or it is another export"),
             NbdError::Refused(words) => write!(f, "the server refuses: {words}"),
             NbdError::NoAnswer => {
                 write!(f, "the server does not answer: is it stopped, or at its limit of clients?")
@@ -111,6 +118,24 @@ impl fmt::Display for NbdError {
 }
 
 impl std::error::Error for NbdError {}
+
+impl NbdError {
+    /// A server answers, so this is more than that it is away.
+    pub(super) fn is_refusal(&self) -> bool {
+        !matches!(
+            self,
+            NbdError::Unreachable(_) | NbdError::NameUnknown(_) | NbdError::NoAnswer | NbdError::Closed
+        )
+    }
+
+    /// An export that was in use is back, and what it held is lost.
+    pub(super) fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            NbdError::TooSmall { .. } | NbdError::InUse { .. } | NbdError::Emptied | NbdError::Altered
+        )
+    }
+}
 
 impl From<io::Error> for NbdError {
     fn from(error: io::Error) -> NbdError {

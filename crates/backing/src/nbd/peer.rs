@@ -87,6 +87,18 @@ pub(super) fn spare(export: &Export) -> Range<u32> {
     pages - (pages / PAGES_PER_SPARE).min(SPARES_MAX)..pages
 }
 
+/// Can pages be written to it, and read?
+pub(super) fn can_be_used(export: &Export) -> Result<(), NbdError> {
+    if export.is_read_only {
+        return Err(NbdError::ReadOnly);
+    }
+    let (min_bytes, max_bytes) = (u64::from(export.block_bytes_min), u64::from(export.request_bytes_max));
+    if !(min_bytes..=max_bytes).contains(&(PAGE_SIZE as u64)) {
+        return Err(NbdError::BlockSize { min_bytes, max_bytes });
+    }
+    Ok(())
+}
+
 /// Connections of each kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lines {
@@ -265,14 +277,14 @@ impl<Tag: Send> Peer<Tag> {
 
     pub(super) fn link(&self, common: &Common) -> Link {
         let now = common.now();
-        let (state, since, reconnects, is_empty) = {
+        let (state, since, reconnects, is_empty, refusal) = {
             let away = lock(&self.away);
             let state = match away.door(now) {
                 Door::Open => LinkState::On,
                 Door::Wait | Door::Later => LinkState::Away,
                 Door::TimedOut | Door::Gone => LinkState::Lost,
             };
-            (state, away.lasts(now), away.reconnects(), away.door(now) == Door::Gone)
+            (state, away.lasts(now), away.reconnects(), away.door(now) == Door::Gone, away.refusal())
         };
         let (mut sent_bytes, mut received_bytes) = (0, 0);
         for line in &self.lines {
@@ -289,6 +301,7 @@ impl<Tag: Send> Peer<Tag> {
             reconnects,
             wrong_pages: self.wrong_pages.load(Ordering::Relaxed),
             is_empty,
+            refusal,
         }
     }
 
@@ -589,29 +602,30 @@ impl<Tag: Send> Peer<Tag> {
     fn try_again(&self, common: &Common, owner: &dyn Owner<Tag>, begun: Duration) {
         let until = lock(&self.away).try_until(begun, CONNECT);
         match self.reconnect(common, owner, common.begun + until) {
-            Ok(Some(streams)) => self.up_with(common, owner, streams),
-            Ok(None) => lock(&self.away).came_back_empty(common.now()),
-            Err(_) => lock(&self.away).try_failed(begun, common.now()),
+            Ok(streams) => self.up_with(common, owner, streams),
+            Err(why) if why.is_loss() => lock(&self.away).came_back_empty(common.now(), why.to_string()),
+            Err(why) => {
+                let refusal = why.is_refusal().then(|| why.to_string());
+                lock(&self.away).try_failed(begun, common.now(), refusal);
+            }
         }
     }
 
-    /// All connections, if the export is the one that it was, or can be filled again. None: it cannot be used
-    /// any more.
+    /// All connections, if the export is the one that it was, or can be filled again.
     fn reconnect(
         &self,
         common: &Common,
         owner: &dyn Owner<Tag>,
         deadline: Instant,
-    ) -> Result<Option<Vec<Stream>>, NbdError> {
+    ) -> Result<Vec<Stream>, NbdError> {
         self.dial.look_up(deadline);
         let mut streams = Vec::new();
         while streams.len() < self.counts.all() {
             let (stream, export) = self.dial.open(deadline)?;
-            if export.is_read_only {
-                return Err(NbdError::ReadOnly);
-            }
-            if export.size_bytes < self.export.size_bytes {
-                return Ok(None);
+            can_be_used(&export)?;
+            let (wanted_bytes, export_bytes) = (self.export.size_bytes, export.size_bytes);
+            if export_bytes < wanted_bytes {
+                return Err(NbdError::TooSmall { wanted_bytes, export_bytes });
             }
             streams.push(stream);
         }
@@ -625,10 +639,12 @@ impl<Tag: Send> Peer<Tag> {
                 first = exchange(first, deadline, Command::Write, 0, &mut page.0)?;
                 owner.came_back_empty(self.index);
             }
-            Found::Over | Found::Foreign | Found::InUse(_) => return Ok(None),
+            Found::InUse(age) => return Err(NbdError::InUse { seconds: age.as_secs() }),
+            Found::Over | Found::Foreign if is_blank => return Err(NbdError::Emptied),
+            Found::Over | Found::Foreign => return Err(NbdError::Altered),
         }
         streams.push(first);
-        Ok(Some(streams))
+        Ok(streams)
     }
 
     /// Write the mark once more.

@@ -36,7 +36,7 @@ use super::handshake::Export;
 use super::held::Held;
 use super::line::Reading;
 use super::mark::{self, Found};
-use super::peer::{CONNECT, Common, Owner, Peer, errno_at, spare};
+use super::peer::{CONNECT, Common, Owner, Peer, can_be_used, errno_at, spare};
 use super::stream::Stream;
 use super::wire::Command;
 use crate::ring::{ReadOp, ReadRun, RunEnd, WriteRun};
@@ -635,13 +635,7 @@ fn ended(errno: Errno) -> RunEnd {
 
 /// Pages of an export that slots can have, its first one included; an error where it cannot be used.
 fn usable_slots(export: &Export, size_bytes: Option<u64>) -> Result<u32, NbdError> {
-    if export.is_read_only {
-        return Err(NbdError::ReadOnly);
-    }
-    let (min_bytes, max_bytes) = (export.block_bytes_min, export.request_bytes_max);
-    if min_bytes as usize > PAGE_SIZE || (max_bytes as usize) < PAGE_SIZE {
-        return Err(NbdError::BlockSize { min_bytes: min_bytes.into(), max_bytes: max_bytes.into() });
-    }
+    can_be_used(export)?;
     let wanted_bytes = size_bytes.unwrap_or(0).max(u64::from(PAGES_MIN) * PAGE_SIZE as u64);
     if export.size_bytes < wanted_bytes {
         return Err(NbdError::TooSmall { wanted_bytes, export_bytes: export.size_bytes });

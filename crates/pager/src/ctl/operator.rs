@@ -22,7 +22,7 @@ use crate::run::cpus::wait_readable;
 use crate::run::detach::Stage;
 use crate::times::{CTL_ACCEPT_AGAIN, CTL_REQUEST, CTL_TELLS, SWAPOFF_READ};
 use memspill_ctl::{self as ctl, REQUEST_BYTES_MAX, Reply, Request};
-use memspill_engine::backing::{AtRest, Link, LinkState, QueueId};
+use memspill_engine::backing::{AtRest, Link, LinkState, QueueId, Servers};
 use memspill_engine::devices::{Device, DeviceState};
 use memspill_engine::space::Space;
 use memspill_engine::swap::Swap;
@@ -137,26 +137,15 @@ fn sizes(run: &Run) -> String {
 /// In one word, of the device at this place.
 pub fn state_of(swap: &Swap, place: usize) -> &'static str {
     let device = &swap.devices[place];
-    let of_links = state_of_links(&device.backing.links());
-    match device.state() {
-        DeviceState::On if of_links.is_some() => of_links.unwrap_or_default(),
-        DeviceState::On if swap.is_failing(place) => "failing",
-        DeviceState::On if swap.is_full_for_now(place) => "full",
-        DeviceState::On => "on",
-        DeviceState::Leaving => "leaving",
-        DeviceState::Off => "off",
-    }
-}
-
-/// Why a device is not simply on. With a mirror it is degraded for as long as one of its servers is on.
-fn state_of_links(links: &[Link]) -> Option<&'static str> {
-    let on = links.iter().filter(|link| link.state == LinkState::On).count();
-    let is_lost = links.iter().all(|link| link.state == LinkState::Lost);
-    match on {
-        all if all == links.len() => None,
-        0 if is_lost => Some("lost"),
-        0 => Some("away"),
-        _ => Some("degraded"),
+    match (device.state(), Servers::of(&device.backing.links())) {
+        (DeviceState::Leaving, _) => "leaving",
+        (DeviceState::Off, _) => "off",
+        (DeviceState::On, Servers::Lost) => "lost",
+        (DeviceState::On, Servers::Away) => "away",
+        (DeviceState::On, Servers::Degraded) => "degraded",
+        (DeviceState::On, Servers::None | Servers::On) if swap.is_failing(place) => "failing",
+        (DeviceState::On, Servers::None | Servers::On) if swap.is_full_for_now(place) => "full",
+        (DeviceState::On, Servers::None | Servers::On) => "on",
     }
 }
 
@@ -177,9 +166,10 @@ pub fn servers_of(device: &Device) -> String {
             LinkState::On => "on".to_owned(),
             other => format!("{} for {seconds} s", word_of(other)),
         };
+        let refusal = link.refusal.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         let round_trip = link.round_trip_us.map_or(String::new(), |us| format!(", {us} us"));
         let (sent, received) = (link.sent_bytes >> 10, link.received_bytes >> 10);
-        format!("{state}{round_trip}, {sent} KiB sent, {received} KiB received")
+        format!("{state}{refusal}{round_trip}, {sent} KiB sent, {received} KiB received")
     };
     device.backing.links().iter().map(words).collect::<Vec<_>>().join("; ")
 }

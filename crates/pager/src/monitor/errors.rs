@@ -50,8 +50,8 @@ fn text_of(
         _ => "its second server",
     };
     let others_have_it = links.iter().enumerate().any(|(i, link)| i != at && link.state == LinkState::On);
-    let Link { state, since_ms, is_empty, .. } = links[at];
-    let sigbus = "access to a page there gets SIGBUS";
+    let Link { state, since_ms, is_empty, ref refusal, .. } = links[at];
+    let why = refusal.as_ref().map_or(String::new(), |why| format!(" {why};"));
     let rest = match (news, state) {
         (LinkNews::WrongPage, _) if links.len() == 1 => {
             "gave back something else than was written there: look at its disk and its memory".to_owned()
@@ -67,20 +67,30 @@ fn text_of(
             if others_have_it || waiting.faults == 0 || links[..at].iter().any(is_away) {
                 return None;
             }
-            format!("has not answered for {} s: {}", since_ms / 1000, words_of(&waiting))
+            let is = if refusal.is_some() { "has been of no use" } else { "has not answered" };
+            format!("{is} for {} s:{why} {}", since_ms / 1000, words_of(&waiting))
         }
         (LinkNews::Was(LinkState::Filling), LinkState::On) => "has all pages again".to_owned(),
-        (LinkNews::Was(_), LinkState::On) => "is there again".to_owned(),
+        (_, LinkState::On) => "is there again".to_owned(),
         (LinkNews::Was(LinkState::On), LinkState::Filling) => {
             "does not take all pages: the other one has them".to_owned()
         }
-        (LinkNews::Was(_), LinkState::Filling) => "is there again, and gets what it lacks".to_owned(),
-        (_, LinkState::Away | LinkState::Lost) if others_have_it => {
-            "is away: the other one has all pages".to_owned()
+        (_, LinkState::Filling) => "is there again, and gets what it lacks".to_owned(),
+        (_, LinkState::Away | LinkState::Lost) => {
+            let is = match state {
+                LinkState::Lost if is_empty => "is back without what it held",
+                _ if others_have_it && refusal.is_none() => "is away",
+                LinkState::Lost if !others_have_it => "has been away for too long (timeout=)",
+                _ if refusal.is_some() => "answers, and cannot be used",
+                _ => "does not answer",
+            };
+            let then = match state {
+                _ if others_have_it => "the other one has all pages".to_owned(),
+                LinkState::Lost => "access to a page there gets SIGBUS".to_owned(),
+                _ => words_of(&who_waits()),
+            };
+            format!("{is}:{why} {then}")
         }
-        (_, LinkState::Away) => format!("does not answer: {}", words_of(&who_waits())),
-        (_, LinkState::Lost) if is_empty => format!("is back without what it held: {sigbus}"),
-        (_, LinkState::Lost) => format!("has been away for too long (timeout=): {sigbus}"),
     };
     Some(format!("{who} {rest}"))
 }

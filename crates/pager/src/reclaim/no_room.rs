@@ -22,7 +22,7 @@ use crate::run::{Run, account};
 use crate::times::{
     ROOM_FROM_POOLS, ROOM_FULL_GROW, ROOM_FULL_KILL, ROOM_NO_CPU, ROOM_SERVERS_KILL, ROOM_STUCK,
 };
-use memspill_engine::backing::{Chore, LinkState, QueueId};
+use memspill_engine::backing::{Chore, QueueId, Servers};
 use memspill_engine::devices::Device;
 use memspill_engine::group::Group;
 use memspill_engine::units::{GroupId, PAGE_SIZE};
@@ -166,31 +166,25 @@ impl NoRoom {
     }
 }
 
+/// How it stands with the servers of each device that is not off.
+fn servers(run: &Run) -> Vec<Servers> {
+    let devices = run.engine.devices().iter().filter(|device| !device.is_off());
+    devices.map(|device| Servers::of(&device.backing.links())).collect()
+}
+
 /// Can a device not be written to before one of its servers is back?
 fn a_device_is_away(run: &Run) -> bool {
-    let is_away = |device: &Device| {
-        let links = device.backing.links();
-        let is = |state| links.iter().any(|link| link.state == state);
-        is(LinkState::Away) && !is(LinkState::On) && !is(LinkState::Filling)
-    };
-    run.engine.devices().iter().any(|device| !device.is_off() && is_away(device))
+    servers(run).contains(&Servers::Away)
 }
 
 /// Is there a server that may be there?
 fn has_servers(run: &Run) -> bool {
-    run.engine.devices().iter().any(|device| {
-        !device.is_off() && device.backing.links().iter().any(|link| link.state != LinkState::Lost)
-    })
+    servers(run).iter().any(|servers| !matches!(servers, Servers::None | Servers::Lost))
 }
 
 fn are_all_lost(run: &Run) -> bool {
-    let mut devices = run.engine.devices().iter().filter(|device| !device.is_off()).peekable();
-    devices.peek().is_some() && devices.all(is_lost)
-}
-
-fn is_lost(device: &Device) -> bool {
-    let links = device.backing.links();
-    !links.is_empty() && links.iter().all(|link| link.state == LinkState::Lost)
+    let servers = servers(run);
+    !servers.is_empty() && servers.iter().all(|servers| *servers == Servers::Lost)
 }
 
 fn stuck_for(run: &Run, group: &Group) -> Duration {
@@ -221,6 +215,7 @@ fn give_up(run: &Run, full: bool, without_cpu: Option<String>) {
         let fix = "leave it CPU time (a limit, a low priority or other work takes it), or raise --memory-max";
         return run.no_way_out(group, None, &reason, fix);
     }
+    let is_lost = |device: &Device| Servers::of(&device.backing.links()) == Servers::Lost;
     let lost = engine.devices().iter().find(|device| !device.is_off() && is_lost(device));
     // Its errors came from the same.
     let (full, failing, error) = if lost.is_some() { (true, lost, None) } else { (full, failing, error) };
