@@ -12,8 +12,9 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
 ALL=(servers fuse "${KINDS[@]/#/right-}"
-    refused tls tls-refused moved delay rate pause blocks odd-size one-connection no-trim errors full
-    killed restarted emptied stopped stopped-for-good filling interrupted link mirror altered ctl)
+    refused tls tls-refused moved tenth delay rate pause blocks odd-size one-connection no-trim errors full
+    killed restarted back-refused emptied stopped stopped-for-good filling interrupted link mirror altered
+    ctl)
 # Quick enough for tests/run.sh.
 SHORT=(right-nbdkit-memory restarted emptied ctl)
 option() {
@@ -423,6 +424,9 @@ case_no-trim() {
     TRIM=false start_nbd-server tcp && right_with 4
 }
 
+# A minute in which a tenth of all pages is there.
+case_tenth() { start_nbdkit-memory unix && right_with 60 size=15M prio=9 -- "${MORE[@]}"; }
+
 # It answers nothing for a while, in the middle of things.
 case_pause() {
     start_nbdkit unix --filter=pause memory $SIZE pause-control="$WORK/pause.sock" || return
@@ -450,8 +454,7 @@ case_errors() {
         for what in pread pwrite trim; do
             # Not while it is looked at whether the export can be used.
             rm -f flag
-            start_nbdkit unix --filter=error memory $SIZE error=$errno error-$what-rate=1% \
-                error-$what-file="$WORK/flag" || return
+            start_with_errors $errno $what || return
             begin 3 timeout=5 -- --on-full=grow
             until_true 10 is_used_by $RUN
             touch flag
@@ -462,10 +465,25 @@ case_errors() {
             135) grep -q 'read error' err || no "$errno of $what: nobody says why: $(tail err)" || return ;;
             *) no "$errno of $what: ends with $CODE: $(tail -n 1 err)"; return ;;
             esac
-            [ $what = pread ] || [ "$CODE" = 0 ] || no "$errno of $what: $(tail -n 1 err)" || return
+            [[ $CODE = 0 || $what = pread && $errno != ESHUTDOWN ]] ||
+                no "$errno of $what: $(tail -n 1 err)" || return
+            [ $errno$what != ESHUTDOWNpread ] || came_back || return
             nothing_left || return
         done
     done
+}
+start_with_errors() { # ERRNO pread|pwrite|trim: of the requests of that kind 1 %, once there is a file `flag`
+    if [ "$1" = ESHUTDOWN ]; then
+        where unix ""
+        serve "$SOCK" python3 "$TESTS/programs/shutdown_nbd.py" "$SOCK" $SIZE "$2" "$WORK/flag"
+    else
+        start_nbdkit unix --filter=error memory $SIZE error="$1" error-"$2"-rate=1% \
+            error-"$2"-file="$WORK/flag"
+    fi
+}
+# The error ends the connection, and the request is sent again on the next one: nothing is lost.
+came_back() {
+    grep -qE '"reconnects": [1-9]' stats.json || no "it was not connected to again"
 }
 
 # The server's disk is full before the export is: others take what does not fit.
@@ -525,10 +543,28 @@ case_restarted() {
 case_emptied() {
     with_run nbdkit-memory 8 timeout=60 prio=9 -- "${MORE[@]}" && {
         end_server "$SERVER"
-        again && is_lost 20
+        again && is_lost 20 && says 'is back without what it held: it holds zeros'
     }
     over
 }
+
+# Back in a way in which it cannot be used, which a line says, and then as it should be.
+case_back-refused() {
+    local good
+    with_run nbdkit-file 8 timeout=60 && {
+        good=("${SERVED[@]}")
+        end_server "$SERVER"
+        rm -f "$SOCK"
+        serve "$SOCK" nbdkit -f -U "$SOCK" -r file disk.raw &&
+            until_true 10 said 'answers, and cannot be used: the export is read-only: .*; .* wait' &&
+            "$MEMSPILL" ctl --pid $RUN swaps | grep -q 'away for .* s (the export is read-only' &&
+            { end_server "$SERVER"; rm -f "$SOCK"; serve "${good[@]}"; } && ends 60 && is_right &&
+            said 'is there again' || no "${WHY:-it says}: $(grep server err)"
+    }
+    over
+}
+said() { grep -qE "its server $1" err; }
+says() { said "$1" || no "no line says '$1': $(grep server err)"; }
 
 case_killed() {
     with_run nbdkit-file 12 timeout=5 prio=9 -- "${MORE[@]}" && {

@@ -1,5 +1,5 @@
-"""An NBD server in memory that says ESHUTDOWN to one request of a kind in a hundred, and goes on. (nbdkit
-1.32.5 aborts where its `error` filter says that one.)
+"""An NBD server in memory that says ESHUTDOWN to one request of a kind in a hundred, and goes on. Its clients
+hang up at each, and nbdkit 1.32.5 may abort then.
 
 usage: shutdown_nbd.py SOCKET BYTES pread|pwrite|trim FLAG: all goes well before the file FLAG is there.
 """
