@@ -43,7 +43,11 @@ LINES_NOT_YET=""
 CIRCLES_NOT_YET=""
 OPENINGS_NOT_YET=""
 
-clippy() { cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings; }
+# With `panic = "abort"` it would look at each crate twice: for the programs, and for the tests, which unwind.
+clippy() {
+    CARGO_PROFILE_RELEASE_PANIC=unwind \
+        cargo clippy --quiet --release --workspace --all-targets --locked -- -D warnings
+}
 
 case ${1-} in
 '' | --quick)
