@@ -90,7 +90,7 @@ same() {
     alone=alone/$(printf '%s\n' "$([ "$MODE" = kernel ] || echo user)" "$@" | md5sum | cut -c1-32)
     if [ ! -e "$alone" ]; then
         began=$(now)
-        ends_watched "$watch" "$limit" "$@" || return
+        ALONE=1 ends_watched "$watch" "$limit" "$@" || return
         [ "$CODE" != hung ] && [ "$CODE" -lt 126 ] ||
             { no "alone it ends with $CODE, in $limit s at most: $(tail -n 1 out err)"; return; }
         echo "$CODE $(since "$began") $PEAK_KIB" >"$alone.took"

@@ -4,7 +4,7 @@
 //   shared memfd|shm|file|sysv|anonymous MIB PRIVATE_MIB [SECONDS]
 //
 // `file` is a file of /dev/shm that is never mapped, only read and written. With SECONDS all of it is kept
-// for so long from when it is there, for a line that comes later.
+// for so long from when it is there, for a line of memspill's that comes later: not with ALONE set.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -92,7 +92,7 @@ static void make(size_t bytes) {
 int main(int argc, char **argv) {
     kind = argv[1];
     size_t pages = atol(argv[2]) << 8, private_pages = atol(argv[3]) << 8;
-    double seconds = argc > 4 ? atof(argv[4]) : 0;
+    double seconds = argc > 4 && !getenv("ALONE") ? atof(argv[4]) : 0;
     uint64_t *private = malloc(private_pages * PAGE + 1), expected[WORDS];
     make(pages * PAGE);
     char *at = map(pages * PAGE);

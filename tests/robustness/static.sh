@@ -1,7 +1,9 @@
 # Static programs, which get the agent without a loader.
 # Cases of robustness.sh.
 
+# compiled_static: the programs, once for all cases.
 compiled_static() {
+    [ ! -e static-is-compiled ] || return 0
     [ "$(uname -m)" = x86_64 ] || { SKIP="not x86-64"; return 1; }
     have gcc || { SKIP="no gcc"; return 1; }
     # One that is a launcher for a moment.
@@ -27,6 +29,7 @@ END
         { no "a program does not compile"; return 1; }
     call 20 "${SPILL[@]}" -- ./static 2 exit
     ! grep -q 'takes ptrace' err || { SKIP="no process may be traced here"; return 1; }
+    touch static-is-compiled
 }
 
 # kernel_can_be: else no agent can be planted into a static program that another one runs.
