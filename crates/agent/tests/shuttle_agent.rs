@@ -115,6 +115,15 @@ const CALLING_RENEWED: Scene =
 const EMPTYING_REGISTERED: Scene =
     Scene { program: [|it| it.calls(0, 3), |it| it.empty_and_call(1, 3)], is_registered: true, ..COUNTING };
 
+// -- Writes to what a fork has left shared --
+
+const WRITING: Scene = Scene { protects: true, ..REGISTERED };
+const CALLING_PROTECTED: Scene = Scene { protects: true, ..CALLING_REGISTERED };
+const LOOKING_PROTECTED: Scene = Scene { protects: true, ..REGISTERED_ONE };
+const EMPTYING_PROTECTED: Scene = Scene { protects: true, ..EMPTYING_REGISTERED };
+const RENEWING_PROTECTED: Scene = Scene { protects: true, ..RENEWING_REGISTERED };
+const FORBIDDING: Scene = Scene { protects: true, is_registered: true, ..PROTECTING };
+
 // -- Threads read pages from the pool --
 
 const READING: Scene = Scene {
@@ -170,6 +179,18 @@ fn registered_no_call_meets_a_missing_page_and_no_count_is_lost() {
 }
 
 #[test]
+fn write_protected_every_write_is_made_and_no_call_fails() {
+    holds(&[
+        WRITING,
+        CALLING_PROTECTED,
+        LOOKING_PROTECTED,
+        EMPTYING_PROTECTED,
+        RENEWING_PROTECTED,
+        FORBIDDING,
+    ]);
+}
+
+#[test]
 fn pool_every_count_is_right() {
     holds(&[READING, TWO_PAGERS, TWO_RECLAIMERS, READING_EMPTIED, SWAPOFF]);
 }
@@ -219,6 +240,11 @@ controls! {
     registering_control_in_use: InUse, CALLING_REGISTERED;
     registering_control_hazard: Hazard, REGISTERED_ONE;
     registering_control_closed: CloseMissing, CALLING_RENEWED;
+    write_protected_control_say_so: SayProtected, CALLING_PROTECTED;
+    write_protected_control_allow_first: AllowFirst, CALLING_PROTECTED;
+    write_protected_control_bring: BringToWrite, CALLING_PROTECTED;
+    write_protected_control_in_use: InUse, CALLING_PROTECTED;
+    write_protected_control_forget_emptied: ForgetEmptied, EMPTYING_PROTECTED;
     link_control_announce: Announce, GIVEN_UP;
     link_control_install_before_change: InstallFirst, GIVEN_UP;
     link_control_install_unasked: InstallUnasked, UNASKED;

@@ -58,12 +58,14 @@ pub const REMAP: u32 = 4;
 pub const END: u32 = 5;
 /// As `FAULT`, by an access that only reads.
 pub const READ_FAULT: u32 = 6;
+/// The page is there, and protected: a write to it asks (agent/pages/write_protect.rs).
+pub const WRITE: u32 = 7;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Message {
     pub kind: u32,
-    /// FAULT, READ_FAULT: the thread that faults.
+    /// FAULT, READ_FAULT, WRITE: the thread that faults.
     pub tid: u32,
     pub addr: u64,
     pub end: u64,
@@ -92,10 +94,11 @@ pub const FULL: u32 = 1;
 pub const TAKEN: u32 = 2;
 
 /// `Delivery::content`: the bytes are in the part of the file that goes with the delivery; they are lost; the
-/// pages are as new.
+/// pages are as new; they are there, and may be written.
 pub const BYTES: u32 = 0;
 pub const LOST: u32 = 1;
 pub const ZEROS: u32 = 2;
+pub const WRITABLE: u32 = 3;
 
 /// Pages in a row.
 #[repr(C)]
@@ -105,7 +108,7 @@ pub struct Delivery {
     pub pages: u32,
     /// Address of the first one.
     pub addr: u64,
-    /// `BYTES`, `LOST` or `ZEROS`.
+    /// `BYTES`, `LOST`, `ZEROS` or `WRITABLE`.
     pub content: u32,
     /// The number of them that are done with, from the first one on.
     pub done: u32,
@@ -185,7 +188,7 @@ pub const DELIVERY_PAGES: usize = size(16, 2);
 /// Behind those: of what nobody has asked for, of a page each.
 pub const UNASKED: usize = size(32, 1);
 pub const DELIVERIES_ALL: usize = DELIVERIES + UNASKED;
-/// The pages of a delivery of zeros, which take no room in the file.
+/// The pages of a delivery of ZEROS or WRITABLE, which take no room in the file.
 pub const ZERO_PAGES: usize = size(512, 2);
 /// The number of changes that may be unread when another one begins.
 pub const UNREAD_CHANGES_MAX: u64 = size(4, 0) as u64;
@@ -209,6 +212,11 @@ pub struct Link {
     pub tells: u32,
     /// Non-zero: no further change is to begin; who wants to waits on `room`. Written by the supervisor.
     pub held: u32,
+    /// Non-zero: the child of a fork protects what it shares before it runs on. Written by the supervisor
+    /// before the child is let go.
+    pub protects_shared: u64,
+    /// The number of pages that have left while others had them too, since a fork. Written by the evictor.
+    pub shared_taken: u64,
     /// New memory of so many bytes is closed at any time, and `CLOSED_MAX` times as much is not. 0: none is.
     pub closed_bytes: u64,
     /// Only what lies between these addresses is closed; both are 0: wherever it lies. Written by the

@@ -188,6 +188,9 @@ pub const OP_ZAP: u32 = 3;
 pub const OP_EXIT: u32 = 4;
 /// Install what has been delivered (`agent` mode), then Reply.
 pub const OP_INSTALL: u32 = 7;
+/// Protect the pages of the runs against writes, which a fork has left shared, as far as they can be
+/// (agent/pages/write_protect.rs), then Reply.
+pub const OP_PROTECT: u32 = 8;
 
 /// Command.arg2 of OP_MOVE: some of the runs may lie in writable and executable memory, for which staging is
 /// made executable too, for the moment of the MOVE: the kernel moves pages between mappings of equal
@@ -215,7 +218,7 @@ pub struct Command {
     pub op: u32,
     /// Echoed in Reply.
     pub seq: u32,
-    /// OP_MOVE, OP_POPULATE: number of runs. OP_ZAP: first staging page.
+    /// OP_MOVE, OP_POPULATE, OP_PROTECT: number of runs. OP_ZAP: first staging page.
     pub arg: u32,
     /// OP_ZAP: number of staging pages. OP_MOVE: a CPU (bits 31 to 8, `move_cpu`)
     /// and MOVE_EXEC (bit 0).

@@ -62,6 +62,15 @@ pub enum Rule {
     /// Emptied pages go through the same.
     RegisterAgain,
 
+    // Writes to what a fork has left shared (`pages/write_protect.rs`).
+    /// A protected page has a word that says so, until the protection is taken off.
+    SayProtected,
+    AllowFirst,
+    /// A call that writes takes it off before.
+    BringToWrite,
+    /// A page that is emptied is protected no more.
+    ForgetEmptied,
+
     // The agent's side of the link (`pages/supervisor.rs`, `channel.rs`, `join/evictor.rs`).
     /// A change says so before anything else, and installs what was delivered.
     Announce,

@@ -2,13 +2,14 @@
 //! page, in memory that the agent and a supervisor share.
 //!
 //! ```text
-//!  a word    63              16 15          8   7      6    5   3  2   0
-//!           ┌──────────────────┬────────────┬──────┬──────┬───────┬──────┐
-//!           │ slot             │ 0          │ away │waited│ x w r │ state│
-//!           └──────────────────┴────────────┴──────┴──────┴───────┴──────┘
-//!            where the bytes are; all ones:  │      │      └ of its mapping, as PROT_*
-//!            nowhere, zeros. EXCLUDED: why   │      └ somebody sleeps until the state changes
-//!                                            └ EVICTING: it was SWAPPED before
+//!  a word    63              16 15    9  8      7      6    5   3  2   0
+//!           ┌──────────────────┬──────┬──────┬──────┬──────┬───────┬──────┐
+//!           │ slot             │ 0    │ cow  │ away │waited│ x w r │ state│
+//!           └──────────────────┴──────┴──────┴──────┴──────┴───────┴──────┘
+//!            where the bytes are;      │      │      │      └ of its mapping, as PROT_*
+//!            all ones: nowhere, zeros. │      │      └ somebody sleeps until the state changes
+//!            EXCLUDED: why             │      └ EVICTING: it was SWAPPED before
+//!                                      └ EVICTING: it was PROTECTED before
 //!
 //!                 ┌──────── evicted ─────────────┐
 //!                 ▼                              │
@@ -16,6 +17,9 @@
 //!         ▲                     ▲ │               │
 //!         │                     │ └▶ EXCLUDED     │
 //!         └─────────────────────┴────────────────┘
+//!                               ▲ │ a fork has left it shared: a write asks first
+//!                               │ ▼
+//!                             PROTECTED ──▶ EVICTING
 //! ```
 //!
 //! NONE is a word of zeros: nothing is known, the page is whatever the kernel makes of it. EVICTING and
@@ -38,12 +42,14 @@ pub const EVICTING: u64 = 1;
 pub const SWAPPED: u64 = 2;
 pub const FILLING: u64 = 3;
 pub const EXCLUDED: u64 = 4;
+pub const PROTECTED: u64 = 5;
 
 const STATE: u64 = 0b111;
 const PROT_SHIFT: u32 = 3;
 const PROT: u64 = 0b111 << PROT_SHIFT;
 const WAITED: u64 = 1 << 6;
 const AWAY: u64 = 1 << 7;
+const COW: u64 = 1 << 8;
 const SLOT_SHIFT: u32 = 16;
 
 /// Slots are below this.
@@ -111,15 +117,27 @@ impl Word {
         Word(self.0 | WAITED)
     }
 
-    /// For a page that is NONE or SWAPPED.
+    pub const fn protected() -> Word {
+        Word(PROTECTED)
+    }
+
+    /// For a page that is NONE, SWAPPED or PROTECTED.
     pub const fn evicting(self) -> Word {
-        let away = if self.state() == SWAPPED { AWAY } else { 0 };
-        Word(self.0 & !STATE | EVICTING | away)
+        let before = match self.state() {
+            SWAPPED => AWAY,
+            PROTECTED => COW,
+            _ => 0,
+        };
+        Word(self.0 & !STATE | EVICTING | before)
     }
 
     /// The word of an EVICTING page as it was before.
     pub const fn as_before(self) -> Word {
-        if self.was_away() { Word(self.0 & !(STATE | AWAY | WAITED) | SWAPPED) } else { Word::EMPTY }
+        match self.0 & (AWAY | COW) {
+            0 => Word::EMPTY,
+            COW => Word::protected(),
+            _ => Word(self.0 & !(STATE | AWAY | WAITED) | SWAPPED),
+        }
     }
 
     pub const fn with_slot(self, slot: u64) -> Word {
@@ -145,11 +163,13 @@ const _: () = {
     assert!(evicting.as_before().0 == word.0);
     assert!(Word::closed(3).is_closed() && Word::closed(3).filling().is_closed() && !word.is_closed());
     assert!(Word::EMPTY.evicting().waited_for().as_before().0 == NONE);
+    assert!(Word::protected().evicting().waited_for().as_before().0 == PROTECTED);
+    assert!(!Word::protected().evicting().was_away());
     assert!(word.filling().state() == FILLING && word.filling().slot() == word.slot());
     assert!(word.with_prot(1).prot() == 1 && word.with_prot(1).slot() == word.slot());
-    assert!(STATE & PROT == 0 && (STATE | PROT) & (WAITED | AWAY) == 0 && AWAY < 1 << SLOT_SHIFT);
+    assert!(STATE & PROT == 0 && (STATE | PROT) & (WAITED | AWAY | COW) == 0 && COW < 1 << SLOT_SHIFT);
     // A futex is 32 bits, which must hold all that a waiter waits for.
-    assert!(STATE | PROT | WAITED | AWAY <= u32::MAX as u64);
+    assert!(STATE | PROT | WAITED | AWAY | COW <= u32::MAX as u64);
 };
 
 /// Bits of an address within a page, within what a leaf holds, and of all addresses.

@@ -104,7 +104,13 @@ impl Adviser<'_> {
             What::Bring => {
                 // Earlier deliveries are installed first, and leave room.
                 process.install_delivered();
+                let from = advice.next;
                 let goes_on = self.bring(&space, advice);
+                // A write by another process would fail there.
+                if may_be_protected(&process) {
+                    let bytes = (advice.next.0 - from.0) * PAGE_SIZE as u64;
+                    let _ = process.memory.port.unprotect(from.addr(), bytes);
+                }
                 process.install_delivered();
                 goes_on
             }
@@ -214,13 +220,19 @@ fn note(outcome: Outcome, put_off: &mut Vec<FillJob>) -> bool {
     true
 }
 
-/// Are some of these pages swapped out, or on their way?
+/// By its agent, which cannot see who writes to its memory from outside.
+fn may_be_protected(process: &Process) -> bool {
+    process.memory.port.protects_by_agent() && process.memory.copies.has_protected()
+}
+
+/// Are some of these pages swapped out, or on their way, or protected?
 pub fn may_be_away(run: &Run, advice: &Advice) -> bool {
     let is_away = |space: &Space, page| {
         matches!(space.word(Vpn(page)).state(), State::Swapped | State::Evicting | State::Filling)
     };
-    whose(run, advice)
-        .is_some_and(|process| (advice.next.0..advice.end.0).any(|page| is_away(&process.space, page)))
+    whose(run, advice).is_some_and(|process| {
+        may_be_protected(&process) || (advice.next.0..advice.end.0).any(|page| is_away(&process.space, page))
+    })
 }
 
 /// Whose pages this is about. None: the caller may not, or there is no such process in this run.

@@ -13,8 +13,8 @@ use crate::machine::sys::{
     self, EAGAIN, EBUSY, EFAULT, EINVAL, ENOENT, ENOMEM, PAGE, PROT_READ, PROT_WRITE, Result, nr,
 };
 use crate::machine::uffd::{
-    CopyArg, MoveArg, RangeArg, UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
-    UFFDIO_ZEROPAGE, ZeroArg,
+    CopyArg, MoveArg, ProtectArg, RangeArg, UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER,
+    UFFDIO_UNREGISTER, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, ZeroArg,
 };
 use crate::pages::kernel::{PAGEMAP_SCAN, PROCMAP_QUERY};
 use crate::thread::block::Block;
@@ -61,11 +61,18 @@ struct Page {
     prot: usize,
     content: Content,
     is_registered: bool,
+    /// A write to it is a fault of its userfaultfd's.
+    is_protected: bool,
     bytes: [u8; PAGE],
 }
 
-const NEW: Page =
-    Page { prot: READ_WRITE, content: Content::Nothing, is_registered: false, bytes: [0; PAGE] };
+const NEW: Page = Page {
+    prot: READ_WRITE,
+    content: Content::Nothing,
+    is_registered: false,
+    is_protected: false,
+    bytes: [0; PAGE],
+};
 
 impl Page {
     fn refuses(&self, prot: usize) -> bool {
@@ -74,11 +81,13 @@ impl Page {
 
     fn fill(&mut self, bytes: &[u8]) {
         self.content = Content::There;
+        self.is_protected = false;
         self.bytes.copy_from_slice(bytes);
     }
 
     fn empty(&mut self) {
         self.content = Content::Nothing;
+        self.is_protected = false;
         self.bytes = [0; PAGE];
     }
 }
@@ -249,6 +258,7 @@ pub fn access<T>(
             _ if page.refuses(if writes { READ_WRITE } else { PROT_READ }) => Err(ACCERR),
             Content::Marker => Err(MAPERR),
             Content::Nothing if page.is_registered => Err(ADRERR),
+            _ if writes && page.is_protected => Err(ADRERR),
             _ => {
                 page.content = Content::There;
                 Ok(access(page.bytes.first_chunk_mut().expect("a page is larger")))
@@ -295,7 +305,7 @@ fn make(number: usize, args: [usize; 6]) -> Result<usize> {
         nr::MREMAP => with(|kernel| {
             let moved = *kernel.page(first);
             *kernel.page(first) = NEW;
-            *kernel.page(args[4]) = Page { is_registered: false, ..moved };
+            *kernel.page(args[4]) = Page { is_registered: false, is_protected: false, ..moved };
             Ok(args[4])
         }),
         nr::PREAD64 if first as i32 == MEM => Ok(read_through(second, third, fourth)),
@@ -403,7 +413,8 @@ fn advise(at: usize, len: usize, advice: usize) -> Result<usize> {
                 with(|kernel| {
                     let page = kernel.page(at);
                     let is_missing = page.content == Content::Nothing && page.is_registered;
-                    if page.refuses(prot) || page.content == Content::Marker || is_missing {
+                    let is_protected = page.is_protected && prot == READ_WRITE;
+                    if page.refuses(prot) || page.content == Content::Marker || is_missing || is_protected {
                         return Err(EFAULT);
                     }
                     page.content = Content::There;
@@ -485,6 +496,7 @@ fn request(fd: i32, number: usize, at: usize) -> Result<usize> {
             with(|kernel| {
                 for at in range.step_by(PAGE).filter(|at| is_program(*at)) {
                     kernel.page(at).is_registered = number == UFFDIO_REGISTER;
+                    kernel.page(at).is_protected &= number == UFFDIO_REGISTER;
                 }
             });
             Ok(0)
@@ -503,6 +515,20 @@ fn request(fd: i32, number: usize, at: usize) -> Result<usize> {
             })
         }
         (UFFD, UFFDIO_MOVE) => move_pages(arg(at)),
+        (UFFD, UFFDIO_WRITEPROTECT) => {
+            let ProtectArg { start, len, mode } = *arg(at);
+            for at in each_page(start as usize, len as usize) {
+                with(|kernel| {
+                    let page = kernel.page(at);
+                    if !page.is_registered {
+                        return Err(ENOENT);
+                    }
+                    page.is_protected = mode & 1 != 0 && page.content == Content::There;
+                    Ok(())
+                })?;
+            }
+            Ok(0)
+        }
         _ => Err(ENOTTY),
     }
 }

@@ -15,6 +15,7 @@ use crate::process::address_of;
 use crate::process::control::ControlPage;
 use crate::supervisor_double::{State, Supervisor};
 use crate::thread::block::{self, Block};
+use memspill_common::protocol::OP_PROTECT;
 use memspill_common::rules::{Rule, leave_out};
 use memspill_common::streams::Streams;
 use memspill_common::sync::Ordering;
@@ -43,6 +44,8 @@ pub struct Scene {
     pub has_pool: bool,
     pub guards_fail: bool,
     pub brings_unasked: bool,
+    /// Pages are protected, as if a fork had left them shared.
+    pub protects: bool,
     pub pagers: usize,
     pub reclaimers: usize,
     pub others: fn(&Supervisor),
@@ -58,6 +61,7 @@ pub const COUNTING: Scene = Scene {
     has_pool: false,
     guards_fail: false,
     brings_unasked: false,
+    protects: false,
     pagers: 1,
     reclaimers: 1,
     others: |_| (),
@@ -151,7 +155,7 @@ impl Thread {
 
     /// `hold.rs`, and the call.
     fn used(&self, page: usize, call: impl FnOnce(&Thread)) {
-        let used = in_use::Use { start: address(page), end: address(page) + 1 };
+        let used = in_use::Use { start: address(page), end: address(page) + 1, writes: true };
         in_use::publish_list(self.own_block(), &[used]);
         in_use::bring(&used);
         call(self);
@@ -269,7 +273,10 @@ fn evict(supervisor: &Supervisor) {
     let mut last = 0;
     while let Some(command) = supervisor.evictor().next(last) {
         last = command.seq;
-        evictor::take_runs(&block, command);
+        match command.op {
+            OP_PROTECT => evictor::protect_runs(&block, command),
+            _ => evictor::take_runs(&block, command),
+        }
     }
 }
 
@@ -282,6 +289,7 @@ fn join(scene: &Scene) -> Arc<Supervisor> {
     let mut supervisor =
         Supervisor::new(control.clone(), scene.has_pool, if scene.closes { 4096 } else { 0 });
     supervisor.brings_unasked = scene.brings_unasked;
+    supervisor.protects = scene.protects;
     let supervisor = Arc::new(supervisor);
     let [rings, answers] = [supervisor.clone(), supervisor.clone()].map(|it| Arc::downgrade(&it));
     kernel::with(|kernel| {

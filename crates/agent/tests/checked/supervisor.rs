@@ -21,6 +21,7 @@ use crate::process::port::agent::deliveries::Content;
 use crate::process::port::agent::link::silence;
 use crate::process::port::batch::Owner;
 use memspill_common::link::{FREE, Hint, RING};
+use memspill_common::protocol::{MoveRun, OP_PROTECT};
 use memspill_common::rules::{Rule, holds};
 use memspill_common::sync::AtomicU64;
 use memspill_common::words::{SWAPPED, Word};
@@ -78,6 +79,7 @@ pub struct Supervisor {
     /// Pages that are being brought, and that nobody has asked for.
     unasked: AtomicUsize,
     pub brings_unasked: bool,
+    pub protects: bool,
     /// Pages are brought by threads too, from the pool.
     has_pool: bool,
     /// The program has, and all the rest is to.
@@ -119,6 +121,7 @@ impl Supervisor {
             put_off: Mutex::default(),
             unasked: AtomicUsize::new(0),
             brings_unasked: false,
+            protects: false,
             has_pool,
             has_ended: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -232,8 +235,10 @@ impl Supervisor {
             return;
         }
         for event in events {
-            if let Event::Fault { addr, .. } = event {
-                self.fault(page_of(addr));
+            match event {
+                Event::Fault { addr, protected: true, .. } => self.let_write(addr),
+                Event::Fault { addr, .. } => self.fault(page_of(addr)),
+                _ => {}
             }
         }
         if self.port.has_unnoted() {
@@ -321,6 +326,14 @@ impl Supervisor {
         match words[to] {
             State::Filling { .. } => held(&self.displaced)[to] = moved,
             _ => words[to] = moved,
+        }
+    }
+
+    /// `let_write`: as much as is likely to be written next.
+    fn let_write(&self, addr: u64) {
+        let pages = thread_rng().gen_range(1..=PAGES - page_of(addr));
+        if self.port.deliver(addr, pages, Content::Writable).stop != Stop::Done {
+            self.port.wake(addr, 1);
         }
     }
 
@@ -489,6 +502,10 @@ impl Supervisor {
             self.evictor().wait_for_answer();
             self.adopt();
             self.note_all();
+            if self.protects && thread_rng().gen_bool(0.5) {
+                self.protect();
+                continue;
+            }
             let batch = held(&self.batch);
             let Some(pages) = self.choose() else {
                 drop(batch);
@@ -504,6 +521,14 @@ impl Supervisor {
             wanted.into_iter().for_each(|page| self.fault(page));
         }
         self.evictor().wait_for_answer();
+    }
+
+    /// `Process::protect_by_agent`.
+    fn protect(&self) {
+        let first = thread_rng().gen_range(0..PAGES);
+        let pages = thread_rng().gen_range(1..=PAGES - first) as u32;
+        let run = MoveRun { src_addr: address(first), pages, ..MoveRun::default() };
+        let _ = self.evictor().call_after(OP_PROTECT, &[run], 0, (), |_| ());
     }
 
     /// `adopt_piece`: new memory is found by looking.

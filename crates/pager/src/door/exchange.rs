@@ -24,7 +24,7 @@ use crate::process::wire;
 use crate::run::Run;
 use crate::times::EXCHANGE_ENDS;
 use memspill_common::protocol::{
-    Go, Hello, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
+    Go, Hello, KIND_CHILD, KIND_FORK, KIND_FORK_ROOM, KIND_FORKS, KIND_STATIC, LEFT_TO_TRACER, MAGIC, Ready,
     UFFD_FROM_DEVICE, UFFD_FROM_SYSCALL, UFFD_GIVEN, UFFD_LINK, UFFD_LINK_REGISTERED, UFFD_NONE, Welcome,
 };
 use memspill_common::window::POOL_READ_PAGES_MAX;
@@ -208,12 +208,13 @@ pub fn greet(run: &Run, door: &Door, caller: &mut Caller) -> io::Result<Greeted>
                 holes.zip(bell.as_ref()).map(|(holes, bell)| (holes, bell, pool_file)),
             )?;
             let control = Arc::new(control);
+            let can_protect = matches!(holes, Some(Holes::Userfaultfd));
             let link = bell.map(|bell| {
                 let goes_on = run.engine.swap().tuning.readahead == Readahead::Stream;
                 let run_pages = if goes_on { POOL_READ_PAGES_MAX } else { 1 };
                 let closed_bytes = run.engine.groups().root().limit_bytes() / CLOSED_SHARE;
                 let pool = pool.map(|(number, _)| number);
-                let port = Port::of_agent(control.clone(), bell, pool, run_pages, closed_bytes);
+                let port = Port::of_agent(control.clone(), bell, pool, run_pages, closed_bytes, can_protect);
                 door.target.arena().into_iter().for_each(|arena| port.close_only(arena));
                 port
             });
@@ -433,6 +434,8 @@ fn take_in(
         protect::take_in_child(run, &process);
         // A batch of shared memory that was begun without it ends before it runs on (`reclaim/direct.rs`).
         run.objects().iter().for_each(|object| drop(object.hold_batch()));
+    } else if hello.kind == KIND_CHILD {
+        protect::take_in_child(run, &process);
     }
     let agent = process.memory.attached_agent().expect("just attached");
     run.files.refresh(&agent.evictor.control);

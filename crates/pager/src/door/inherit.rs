@@ -207,7 +207,7 @@ fn begin(run: &Run, process: &Arc<Process>, socket: Arc<OwnedFd>, until: Instant
     let caught_up = process.memory.attached_agent().is_some_and(|agent| process.caught_up(agent));
     let child = if caught_up { copy_table(run, process) } else { Err(not_now()) };
     let child = child.inspect_err(|_| process.end_fork())?;
-    fork_room::note_forks(run, process);
+    fork_room::note_forks(process);
     Ok(Fork { socket, id, parent: process.clone(), until, is_open: true, child: Some(child) })
 }
 
@@ -303,7 +303,7 @@ pub fn settle(
     };
     door.membership.joined(&run.engine, &process);
     process.sharing.inherit(&parent.sharing);
-    fork_room::note_forks(run, &process);
+    fork_room::note_forks(&process);
     run.add_inherited(process.clone()).inspect_err(|_| run.remove_process(&process))?;
     if process.growth.is_registered() {
         register::let_announce(&process);

@@ -24,7 +24,6 @@ use crate::door::callers::Callers;
 use crate::door::exchange::{self, Caller, Greeted, Origin, Stage};
 use crate::door::inherit::{self, Fork};
 use crate::door::socket::Door;
-use crate::door::source::{Holes, Mode};
 use crate::limits::{self, Limits};
 use crate::process::peer::Peer;
 use crate::process::{standstill, wire};
@@ -52,7 +51,6 @@ const KEY_CALLERS: u64 = 1 << 63;
 
 /// The door thread: let agents in, and notice when their processes go.
 pub fn keep_door(run: &Run, door: &Door) {
-    run.forks_waiting.note_how_pages_come(door.source.mode() == Mode::Agent(Holes::Userfaultfd));
     if let Err(e) = Porter::new(run, door).and_then(Porter::serve) {
         run.fail(format!("cannot accept agents: {e}"));
     }

@@ -154,7 +154,7 @@ impl Sharers {
         let mut sharers = Sharers::default();
         for process in run.processes().iter().filter(|p| p.space.cow.load(Ordering::Relaxed)) {
             sharers.keys.push(process.key);
-            sharers.faults = sharers.faults.wrapping_add(kernel_faults(process).unwrap_or(0));
+            sharers.faults = sharers.faults.wrapping_add(process.kernel_faults().unwrap_or(0));
         }
         sharers.keys.sort_unstable();
         sharers
@@ -170,13 +170,6 @@ impl Sharers {
         let more = self.faults.wrapping_sub(then.faults) as i64;
         self.are_those(then) && more.unsigned_abs() < OWN_UNNOTICED
     }
-}
-
-/// Faults that the kernel has served by itself. None: the process has ended.
-pub fn kernel_faults(process: &Process) -> Option<u64> {
-    let faults = proc::minor_faults(process.memory.proc_id())?;
-    // The faults that we have served are among them.
-    Some(faults.saturating_sub(process.faults()))
 }
 
 /// After a fork pages are in two address spaces and once in memory: find out how many. While children come
@@ -199,7 +192,7 @@ pub fn measure_shared(run: &Run, may_rise: bool) {
         let let_meanwhile = before_pages.saturating_sub(process.space.discount_pages());
         let copies = &process.memory.copies;
         let outstanding = match copies.has_protected() {
-            true => kernel_faults(process).map_or(0, |faults| copies.outstanding_pages(faults)),
+            true => process.kernel_faults().map_or(0, |faults| copies.outstanding_pages(faults)),
             false => 0,
         };
         let pages = shared_pages.saturating_sub(let_meanwhile.max(outstanding));

@@ -19,11 +19,13 @@
 //! Invariant: a protected page is in memory, in a range registered with the process's userfaultfd. A page
 //! that is moved out loses its protection, and comes back without one.
 //!
-//! Only of processes with one thread: what the kernel writes for a thread that ends (its id, for who joins
-//! it) is no fault of ours, and would not be written (`agent/src/agent/hooks/threads.rs`). And not the main
-//! stack: a part of it that is registered otherwise would be a mapping of its own (`register.rs`).
+//! In kernel mode only of processes with one thread: what the kernel writes for a thread that ends (its id,
+//! for who joins it) is no fault of ours, and would not be written (`agent/src/agent/hooks/threads.rs`). And
+//! not the main stack: a part of it that is registered otherwise would be a mapping of its own
+//! (`register.rs`).
 //!
-//! Not in agent mode. There such processes can grow past the budget.
+//! An agent with a userfaultfd protects pages by itself, at our word (`agent/pages/write_protect.rs`). One
+//! without, which has guard pages, cannot: there such processes can grow past the budget.
 
 use crate::monitor::account::{self, Sizes};
 use crate::monitor::register;
@@ -71,7 +73,7 @@ impl Watch {
         let sharers = sizes.iter().map(|(process, _)| *process);
         let sharers = sharers.filter(|process| can_protect(process) && process.growth.is_registered());
         let copies = |process: &'_ Arc<Process>| {
-            let faults = account::kernel_faults(process).unwrap_or(0);
+            let faults = process.kernel_faults().unwrap_or(0);
             process.memory.copies.unasked(faults)
         };
         let copied: Vec<(&Arc<Process>, u64)> = sharers.map(|process| (process, copies(process))).collect();
@@ -111,6 +113,9 @@ pub fn take_in_child(run: &Run, process: &Process) {
     if is_small || !can_protect(process) || !run.is_memory_tight() && most_bytes <= limit_bytes {
         return;
     }
+    if process.memory.port.have_child_protect() {
+        return process.memory.copies.begin_protecting(process.kernel_faults().unwrap_or(0));
+    }
     let ranges = register::register_joining(process, statm);
     // Little of it is its own yet, so it need not be looked at page by page.
     protect(run, process, &ranges, |_, range| Ok(vec![range]));
@@ -141,8 +146,8 @@ type Shared = fn(&Registered, Range) -> io::Result<Vec<Range>>;
 
 /// Protect what is `shared` of these ranges. Ranges that cannot be protected now are left to the next look.
 fn protect(run: &Run, process: &Process, ranges: &[Range], shared: Shared) {
-    let is_alone = proc::threads(process.memory.proc_id()).is_some_and(|threads| threads <= THREADS_MAX);
-    if !is_alone {
+    let is_alone = || proc::threads(process.memory.proc_id()).is_some_and(|threads| threads <= THREADS_MAX);
+    if !process.memory.port.protects_by_agent() && !is_alone() {
         return;
     }
     if let Err(error) = try_to_protect(process, ranges, shared)
@@ -167,7 +172,13 @@ fn try_to_protect(process: &Process, ranges: &[Range], shared: Shared) -> io::Re
         return Ok(());
     }
     let is_first = !copies.has_protected();
-    copies.begin_protecting(account::kernel_faults(process).unwrap_or(0));
+    copies.begin_protecting(process.kernel_faults().unwrap_or(0));
+    if process.memory.port.protects_by_agent() {
+        drop(registered);
+        let shared: Vec<Range> = found.into_iter().flat_map(|(_, shared)| shared).collect();
+        process.protect_by_agent(&shared);
+        return Ok(());
+    }
     for (range, shared) in found {
         // Later only where it is needed: it waits for all faults of the process that are under way.
         let mut is_registered = is_first && register_to_protect(process, range)?;

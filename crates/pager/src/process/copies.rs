@@ -19,6 +19,8 @@ const GAP_PAGES: u64 = 4;
 /// One process's copies.
 pub struct Copies {
     has_protected: AtomicBool,
+    /// Writes that were let go on.
+    asked: AtomicU64,
     granted_pages: AtomicU64,
     /// The pages of the last grant, and the page behind it.
     last_pages: AtomicU64,
@@ -35,6 +37,7 @@ impl Default for Copies {
     fn default() -> Copies {
         Copies {
             has_protected: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
             granted_pages: AtomicU64::new(0),
             last_pages: AtomicU64::new(0),
             next_page: AtomicU64::new(0),
@@ -70,9 +73,15 @@ impl Copies {
     /// `pages` pages may be written from this one on: their copies are none that nobody has asked for. (The
     /// first one's is counted as a fault of ours.)
     pub fn grant(&self, first: Vpn, pages: u64) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.granted_pages.fetch_add(pages - 1, Ordering::Relaxed);
         self.last_pages.store(pages, Ordering::Relaxed);
         self.next_page.store(first.0 + pages, Ordering::Relaxed);
+    }
+
+    /// How many writes were let go on.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
     }
 
     /// At least so many of them have not been written yet.

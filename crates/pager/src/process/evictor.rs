@@ -25,10 +25,13 @@
 
 use crate::proc;
 use crate::process::control::{ControlPage, Forbidden};
+use crate::process::ranges::Range;
 use crate::process::standstill::Standstill;
 use crate::process::{standstill, wire};
 use crate::times::{EVICTOR_ANSWERS, EVICTOR_ANSWERS_MOST, EVICTOR_LOOKED_AT};
-use memspill_common::protocol::{Command, MoveRun, OP_EXIT, OP_MOVE, OP_ZAP, Reply, STAGING_PAGES, move_cpu};
+use memspill_common::protocol::{
+    Command, MoveRun, OP_EXIT, OP_MOVE, OP_PROTECT, OP_ZAP, RUNS_MAX, Reply, STAGING_PAGES, move_cpu,
+};
 use memspill_engine::gate::Gate;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::userfaultfd::Uffd;
@@ -159,6 +162,13 @@ impl Evictor {
         self.take_reply(seq)
     }
 
+    /// These pages are protected against writes, as far as they can be (OP_PROTECT).
+    pub fn protect(&self, ranges: &[Range]) -> Result<(), Failed> {
+        let runs: Vec<MoveRun> = ranges.iter().flat_map(|range| runs_of(*range)).collect();
+        let deadline = Instant::now() + EVICTOR_ANSWERS;
+        runs.chunks(RUNS_MAX).try_for_each(|runs| self.call(OP_PROTECT, runs, 0, deadline))
+    }
+
     fn next_seq(&self) -> u32 {
         loop {
             let seq = self.last_seq.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
@@ -254,6 +264,18 @@ fn has_only_our_filters(tid: u32) -> bool {
         (Some(its), Some(ours)) => its <= ours + 1,
         _ => false,
     }
+}
+
+/// A range, in runs of as many pages as one can name.
+fn runs_of((start, end): Range) -> impl Iterator<Item = MoveRun> {
+    const MOST: u64 = u32::MAX as u64;
+    let page = PAGE_SIZE as u64;
+    let pages = (end - start).div_ceil(page);
+    (0..pages.div_ceil(MOST)).map(move |part| MoveRun {
+        src_addr: start + part * MOST * page,
+        pages: (pages - part * MOST).min(MOST) as u32,
+        ..MoveRun::default()
+    })
 }
 
 const STAGING_BYTES: u64 = STAGING_PAGES as u64 * PAGE_SIZE as u64;

@@ -41,6 +41,7 @@ pub(crate) mod standstill;
 mod turn;
 pub mod wire;
 
+use crate::proc;
 use crate::stall::Stall;
 use crate::times::{AGENT_GIVEN_UP, EVICTOR_ANSWERS, EVICTOR_TURN, now_us};
 use agent::Agent;
@@ -174,6 +175,14 @@ impl Process {
         self.evictor.take_first(limit)
     }
 
+    /// Faults that the kernel has served by itself. None: the process has ended.
+    pub fn kernel_faults(&self) -> Option<u64> {
+        let faults = proc::minor_faults(self.memory.proc_id())?;
+        // Those that we have served are among them: all, or of an agent with a userfaultfd those that write.
+        let ours = if self.memory.port.counts_fills() { self.faults() } else { self.memory.copies.asked() };
+        Some(faults.saturating_sub(ours))
+    }
+
     /// Until `end_fork` nothing is taken out, and changes are noted. False: not now.
     pub fn begin_fork(&self, limit: Duration) -> bool {
         let Some(turn) = self.take_evictor_first(limit) else { return false };
@@ -233,6 +242,15 @@ impl Process {
         if self.caught_up(agent) {
             let deadline = Instant::now() + EVICTOR_ANSWERS;
             self.note_broken(agent.evictor.call(OP_INSTALL, &[], 0, deadline));
+        }
+    }
+
+    /// Have its agent protect pages against writes. What cannot be done now is left to the next look.
+    pub fn protect_by_agent(&self, ranges: &[ranges::Range]) {
+        let Some(agent) = self.memory.serving_agent() else { return };
+        let Some(_turn) = self.take_evictor(EVICTOR_TURN) else { return };
+        if self.caught_up(agent) {
+            self.note_broken(agent.evictor.protect(ranges));
         }
     }
 

@@ -316,6 +316,11 @@ impl<'a> Reclaimer<'a> {
                 engine.note_own(space, shrunk.busy.len() as u64);
             }
         }
+        // At most as many as have left: whatever an agent says.
+        let shared_pages = process.memory.port.shared_taken().min(shrunk.taken as u64);
+        if shared_pages > 0 {
+            engine.note_own(space, shared_pages);
+        }
         if agent.evictor.is_late() {
             unresponsive::set_aside(&process, standstill::of_silent(agent.evictor.tid));
         }

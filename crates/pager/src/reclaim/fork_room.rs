@@ -1,9 +1,9 @@
 //! Room for the copies that a fork may lead to, where nothing tells of them.
 //!
 //! A page that a fork leaves shared becomes two when one of its owners writes to it, and the kernel makes the
-//! copy by itself. Where such writes are no faults of ours (agent mode; else `monitor/protect.rs`)
-//! children could grow as fast as they write. So a fork waits until there is room for copies of all that will
-//! be shared: reclaim makes that, of what is shared too, which comes back by faults then.
+//! copy by itself. In agent mode a fork waits until there is room for copies of all that will be shared:
+//! reclaim makes that, of what is shared too, which comes back by faults then. A page that leaves before the
+//! fork is stored once, and makes room at once; one that is shared leaves each owner by itself.
 //!
 //! ```text
 //!   the parent, before its fork      door                               reclaim
@@ -12,12 +12,12 @@
 //!     forks              ◀────────── 0: they fit, or it has waited for FORK_ROOM
 //! ```
 //!
-//! While they write, room is kept for what they still share. Programs whose last child was quiet, or ran
-//! another program, do not wait (`process/lineage.rs`).
+//! While they write, room is kept for what they still share, where writes are no faults of ours (holes by
+//! guard pages; else `monitor/protect.rs`): children could grow as fast as they write. Programs whose last
+//! child was quiet, or ran another program, do not wait (`process/lineage.rs`).
 //!
-//! What it does not do: hold up whoever writes. Copies that do not fit after FORK_ROOM may pass the budget.
+//! What it does not do: hold up whoever writes.
 
-use crate::proc;
 use crate::process::Process;
 use crate::run::Run;
 use crate::times::{FORK_ROOM, now_us};
@@ -58,8 +58,8 @@ pub fn is_there(run: &Run, pid: u32, awaits_child: bool) -> bool {
 }
 
 /// A process forks, or has been forked, and shares what it has.
-pub fn note_forks(run: &Run, process: &Process) {
-    let faults = kernel_faults(run, process).unwrap_or(0);
+pub fn note_forks(process: &Process) {
+    let faults = copies(process).unwrap_or(0);
     process.sharing.forks(now_us(), faults, bytes_of(process) / PAGE_SIZE as u64);
 }
 
@@ -67,7 +67,7 @@ pub fn note_forks(run: &Run, process: &Process) {
 pub fn look(run: &Run) {
     let is_watched = |process: &&Arc<Process>| concerns(process) && process.sharing.is_watched(now_us());
     for process in run.processes().iter().filter(is_watched) {
-        if let Some(faults) = kernel_faults(run, process) {
+        if let Some(faults) = copies(process) {
             process.sharing.look(now_us(), faults);
         }
     }
@@ -77,7 +77,8 @@ pub fn look(run: &Run) {
 fn reserve(run: &Run) {
     let (processes, waiting) = (run.processes(), run.forks_waiting.bytes());
     let wanted_bytes = |process: &Arc<Process>| {
-        let is_writing = concerns(process) && process.sharing.is_writing(now_us());
+        let is_writing =
+            concerns(process) && !process.memory.port.can_protect() && process.sharing.is_writing(now_us());
         let shared_pages = if is_writing { process.space.discount_pages() } else { 0 };
         waiting.get(&process.key).copied().unwrap_or(0) + discount_bytes(shared_pages)
     };
@@ -88,9 +89,9 @@ fn reserve(run: &Run) {
     }
 }
 
-/// Only where writes to shared pages cannot be made faults.
+/// Only an agent asks.
 fn concerns(process: &Process) -> bool {
-    !process.memory.port.can_protect()
+    process.memory.port.protects_by_agent()
 }
 
 fn bytes_of(process: &Process) -> u64 {
@@ -101,8 +102,8 @@ fn discount_bytes(pages: u64) -> u64 {
     pages * PAGE_SIZE as u64
 }
 
-/// Faults that the kernel has served by itself: copies, and others.
-fn kernel_faults(run: &Run, process: &Process) -> Option<u64> {
-    let ours = if run.forks_waiting.counts_ours() { process.faults() } else { 0 };
-    Some(proc::minor_faults(process.memory.proc_id())?.saturating_sub(ours))
+/// Faults that the kernel has served by itself, and those that were asked for: copies, and others.
+fn copies(process: &Process) -> Option<u64> {
+    let asked = if process.memory.port.counts_fills() { 0 } else { process.memory.copies.asked() };
+    Some(process.kernel_faults()? + asked)
 }

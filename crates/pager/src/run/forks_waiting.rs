@@ -3,14 +3,12 @@
 use crate::times::FORK_ASKS_AGAIN;
 use std::collections::HashMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[derive(Default)]
 pub struct ForksWaiting {
     /// By the process's key.
     forks: Mutex<HashMap<u64, Waiting>>,
-    counts_ours: AtomicBool,
 }
 
 struct Waiting {
@@ -21,17 +19,6 @@ struct Waiting {
 }
 
 impl ForksWaiting {
-    /// Where pages come into registered memory (holes by userfaultfd) that is no fault of the kernel's; where
-    /// markers give way to them (guard pages) it is one.
-    pub fn note_how_pages_come(&self, is_registered: bool) {
-        self.counts_ours.store(!is_registered, Ordering::Relaxed);
-    }
-
-    /// Are pages that we bring among the faults that the kernel counts?
-    pub fn counts_ours(&self) -> bool {
-        self.counts_ours.load(Ordering::Relaxed)
-    }
-
     /// A process asks, of which so much would be shared: for how long it has.
     pub fn ask(&self, key: u64, bytes: u64) -> Duration {
         let now = Instant::now();

@@ -37,7 +37,7 @@ fn populate(start: usize, len: usize, advice: usize) -> Result<()> {
     const TRIES: u32 = 1000;
     // SAFETY: a part of the program's own request.
     let call = |at, len| unsafe { gadget::call(nr::MADVISE, [at, len, advice, 0, 0, 0]) };
-    pages::bring(start, start + len);
+    pages::bring(start, start + len, true);
     match call(start, len) {
         Err(EFAULT | EINVAL) => {}
         other => return other.map(drop),
@@ -49,7 +49,7 @@ fn populate(start: usize, len: usize, advice: usize) -> Result<()> {
             if !matches!(errno, EFAULT | EINVAL) || left == 0 {
                 return Err(errno);
             }
-            pages::bring(page, page + PAGE);
+            pages::bring(page, page + PAGE, true);
         }
     }
     Ok(())

@@ -30,7 +30,7 @@ pub fn hold(block: &mut Block, number: usize, args: &[usize; 6]) {
 /// The memory that a pread or pwrite of /proc/self/mem reaches through its file (`proc_mem.rs`).
 fn of_own_memory(args: &[usize; 6]) -> Option<Use> {
     let [_, _, len, start, mark, _] = *args;
-    let one = Use { start, end: start.saturating_add(len) };
+    let one = Use { start, end: start.saturating_add(len), writes: true };
     (mark == OF_OWN_MEMORY).then_some(one)
 }
 
@@ -41,8 +41,8 @@ pub fn publish_each(
     args: &[usize; 6],
     mut tell: impl FnMut(&Use) -> bool,
 ) -> bool {
-    if let Some((_, len)) = pieces::plain_transfer(number, args) {
-        let one = Use { start: args[1], end: args[1].saturating_add(len) };
+    if let Some((writes, len)) = pieces::plain_transfer(number, args) {
+        let one = Use { start: args[1], end: args[1].saturating_add(len), writes };
         if len == 0 {
             return true;
         }
@@ -61,16 +61,16 @@ pub fn publish_each(
     let most = if block.is_confined() { usize::MAX } else { pieces::most_of(number, args, sum) };
     let each_use = |sink: &mut dyn FnMut(Use)| {
         let mut left = most;
-        walk(number, args, &mut |start, len, _| {
+        walk(number, args, &mut |start, len, writes| {
             let len = len.min(left);
             left -= len;
-            sink(Use { start, end: start.saturating_add(len) });
+            sink(Use { start, end: start.saturating_add(len), writes });
         });
     };
     let mut uses = Uses::new();
     each_use(&mut |one| uses.add(one));
     if let Some((start, end)) = pages::needed_by(number, args) {
-        uses.add(Use { start, end });
+        uses.add(Use { start, end, writes: true });
     }
     if uses.is_empty() {
         return true;

@@ -11,6 +11,8 @@ use crate::thread::block::Block;
 pub struct Use {
     pub start: usize,
     pub end: usize,
+    /// It may be written, by the call or by the kernel on its own.
+    pub writes: bool,
 }
 
 /// The uses of one call. If there are more than a slot has room for, the last one stands for all the rest.
@@ -23,7 +25,7 @@ pub struct Uses {
 
 impl Uses {
     pub const fn new() -> Self {
-        Self { list: [Use { start: 0, end: 0 }; SLOT_RANGES], count: 0, overflows: false }
+        Self { list: [Use { start: 0, end: 0, writes: false }; SLOT_RANGES], count: 0, overflows: false }
     }
 
     pub fn add(&mut self, one: Use) {
@@ -36,6 +38,7 @@ impl Uses {
         } else if let Some(last) = self.list.last_mut() {
             last.start = last.start.min(one.start);
             last.end = last.end.max(one.end);
+            last.writes |= one.writes;
             self.overflows = true;
         }
     }
@@ -79,5 +82,5 @@ fn count_of(block: &mut Block) -> &AtomicU32 {
 /// Brings what is away. Pages that cannot be accessed are left to the kernel, which says EFAULT where it
 /// needs them.
 pub fn bring(one: &Use) {
-    pages::bring(one.start, one.end);
+    pages::bring(one.start, one.end, one.writes);
 }

@@ -162,7 +162,7 @@ fn one_advice(args: [usize; 6]) -> Result<usize> {
     };
     // SAFETY: the thread is in the trap's handler.
     let block = unsafe { block::current() };
-    let needed = Use { start, end };
+    let needed = Use { start, end, writes: true };
     in_use::publish_list(block, &[needed]);
     in_use::bring(&needed);
     let result = make(nr::MADVISE, args);

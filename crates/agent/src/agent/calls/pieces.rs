@@ -110,7 +110,8 @@ impl Transfer {
         let mut done = 0;
         while done < len {
             let (start, bytes) = (at.saturating_add(done), PIECE.min(len - done));
-            let one = Use { start, end: start.saturating_add(bytes) };
+            let writes = matches!(self.number, READ | PREAD64);
+            let one = Use { start, end: start.saturating_add(bytes), writes };
             in_use::publish_list(block, &[one]);
             in_use::bring(&one);
             let position = if is_positioned { self.offset.wrapping_add(self.done) } else { 0 };

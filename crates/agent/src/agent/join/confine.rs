@@ -29,7 +29,7 @@ use crate::machine::seccomp::{
     low,
 };
 use crate::machine::sys::{self, PAGE, nr};
-use crate::machine::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_ZEROPAGE};
+use crate::machine::uffd::{UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE};
 
 /// Above all ranges that users, services and containers get (2^31 to 2^32 - 3 is nobody's).
 const ID: usize = 4_000_000_000;
@@ -80,7 +80,7 @@ pub fn install_filter(block: &EvictorBlock) {
     }
 }
 
-const INSTRUCTIONS_MAX: usize = 160;
+const INSTRUCTIONS_MAX: usize = 168;
 /// The ioctl that tells which mapping is where.
 const PROCMAP_QUERY: u32 = 0xc068_6611;
 /// The ioctl that tells which pages are there.
@@ -120,7 +120,7 @@ impl Filter {
             for request in [PROCMAP_QUERY, PAGEMAP_SCAN] {
                 filter.allow_with(nr::IOCTL, &[(1, request)]);
             }
-            for request in [UFFDIO_REGISTER, UFFDIO_COPY, UFFDIO_ZEROPAGE] {
+            for request in [UFFDIO_REGISTER, UFFDIO_COPY, UFFDIO_ZEROPAGE, UFFDIO_WRITEPROTECT] {
                 filter.allow_with(nr::IOCTL, &[(1, request as u32)]);
             }
             for advice in [

@@ -156,6 +156,7 @@ fn serve_commands(block: &EvictorBlock) -> ! {
                 pages::install_delivered();
                 send_reply(block, command, 0);
             }
+            crate::common::protocol::OP_PROTECT => protect_runs(block, command),
             OP_POPULATE => populate_runs(block, command),
             OP_ZAP => empty_staging(block, command, &mut guards),
             OP_EXIT => end_as(command.arg),
@@ -255,6 +256,18 @@ pub fn take_runs(block: &EvictorBlock, command: Command) {
         unsafe { slot.write_volatile(run) };
     }
     pages::empty_staging();
+    send_reply(block, command, count);
+}
+
+/// A write to pages that a fork has left shared asks from now on.
+pub fn protect_runs(block: &EvictorBlock, command: Command) {
+    let count = (command.arg as usize).min(RUNS_MAX);
+    for index in 0..count {
+        // SAFETY: as in move_runs.
+        let run = unsafe { (&raw const (*block.control).runs).cast::<MoveRun>().add(index).read_volatile() };
+        let start = run.src_addr as usize;
+        pages::protect(start, start.saturating_add(run.pages as usize * PAGE));
+    }
     send_reply(block, command, count);
 }
 

@@ -267,6 +267,8 @@ impl Prepared {
         STATE.forks.store(u32::from(self.makes_forks()), Ordering::Relaxed);
         STATE.control.store(block.control, Ordering::Release);
         control::tell_advice();
+        // While nobody else takes pages out or protects them.
+        crate::pages::child_is_let_go();
         block.go.store(GO_RUN, Ordering::Release);
         sys::futex_wake(&block.go);
         // A child inherits either.

@@ -488,10 +488,25 @@ pub fn number(digits: &[u8]) -> Option<usize> {
 
 /// Bytes of private memory that this process can store to, there or not. None where /proc does not say.
 pub fn data_bytes() -> Option<usize> {
-    const FIELD: usize = 5;
+    let [.., data] = statm_pages()?;
+    data.checked_mul(PAGE)
+}
+
+/// Bytes of anonymous memory that are in memory. None where /proc does not say.
+pub fn anonymous_bytes() -> Option<usize> {
+    let [_, resident, shared, ..] = statm_pages()?;
+    resident.checked_sub(shared)?.checked_mul(PAGE)
+}
+
+/// size, resident, shared, text, lib, data.
+fn statm_pages() -> Option<[usize; 6]> {
     let mut text = [0u8; 128];
-    let pages = read_file(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ').nth(FIELD)?;
-    number(pages)?.checked_mul(PAGE)
+    let mut fields = read_file(c"/proc/self/statm", &mut text).split(|byte| *byte == b' ');
+    let mut pages = [0; 6];
+    for field in &mut pages {
+        *field = number(fields.next()?)?;
+    }
+    Some(pages)
 }
 
 /// The beginning of a file; nothing if it cannot be read.

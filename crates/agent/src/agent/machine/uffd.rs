@@ -7,6 +7,7 @@ pub const API: u64 = API_NUMBER as u64;
 pub const FEATURE_SIGBUS: u64 = 1 << 7;
 pub const FEATURE_MOVE: u64 = 1 << 16;
 pub const MODE_MISSING: u64 = 1;
+pub const MODE_PROTECT: u64 = 2;
 
 /// A request by whose argument the kernel is told something, and tells something.
 const fn request(number: usize, bytes: usize) -> usize {
@@ -70,6 +71,15 @@ pub struct MoveArg {
 }
 pub const UFFDIO_MOVE: usize = request(5, size_of::<MoveArg>());
 
+#[repr(C)]
+pub struct ProtectArg {
+    pub start: u64,
+    pub len: u64,
+    pub mode: u64,
+}
+pub const UFFDIO_WRITEPROTECT: usize = request(6, size_of::<ProtectArg>());
+
+const _: () = assert!(UFFDIO_WRITEPROTECT == 0xc018_aa06);
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01);
 const _: () = assert!(UFFDIO_COPY == 0xc028_aa03 && UFFDIO_ZEROPAGE == 0xc020_aa04);

@@ -36,7 +36,7 @@ use crate::common::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(memspill_test)]
 use core::arch::global_asm;
 
-use super::gate::{self, Inside};
+use super::gate::{self, GATE_MS, Inside};
 use super::holes;
 use super::kernel::{self, READ_WRITE, end};
 #[cfg(memspill_test)]
@@ -44,12 +44,9 @@ use super::source::Source;
 use super::source::{self, COUNTERS};
 use super::{notes, supervisor, table, uses};
 use crate::common::protocol::RUN_IN_USE;
-use crate::common::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, SWAPPED, Word};
+use crate::common::words::{CHUNK, EVICTING, EXCLUDED, FILLING, NONE, PROTECTED, SWAPPED, Word};
 use crate::machine::sys::{self, ECANCELED, EINVAL, ENOENT, ENOMEM, EPERM, PAGE, Result};
 use crate::thread::wait;
-
-/// How long a batch waits for a change of mappings, which waits for no batch.
-const GATE_MS: u32 = 20;
 
 #[cfg(memspill_test)]
 global_asm!(
@@ -268,7 +265,7 @@ fn why_not(page: usize) -> i32 {
     }
     match kernel::mapping_from(page) {
         Some(mapping) if mapping.start <= page && !may_leave(&mapping) => EINVAL,
-        Some(mapping) if mapping.start <= page && state == NONE => RUN_IN_USE,
+        Some(mapping) if mapping.start <= page && matches!(state, NONE | PROTECTED) => RUN_IN_USE,
         Some(mapping) if mapping.start <= page => sys::EAGAIN,
         _ => ENOENT,
     }
@@ -315,9 +312,10 @@ impl Chunk {
         if there == 0 {
             return Err(if is_closed { ENOENT } else { sys::EAGAIN });
         }
+        let mut is_shared = false;
         if holes::can_move(self.prot) {
             match self.take_by_move(to, commit) {
-                Err(sys::EBUSY) => {}
+                Err(sys::EBUSY) => is_shared = true,
                 // It may be several mappings by now.
                 Err(EINVAL) => self.end_with_mapping(),
                 other => return other,
@@ -346,6 +344,9 @@ impl Chunk {
             end("cannot give pages their protection back (vm.max_map_count)");
         }
         source::count(&COUNTERS.taken, result.unwrap_or(0));
+        if is_shared {
+            supervisor::note_shared_taken(result.unwrap_or(0));
+        }
         result
     }
 }
@@ -378,7 +379,8 @@ fn mark(inside: &Inside, start: usize, count: usize) -> Chunk {
     while chunk.pages < count && holes::may_leave(start + chunk.pages * PAGE) {
         let Ok(word) = table::obtain(start + chunk.pages * PAGE) else { break };
         let seen = table::load(word);
-        if !matches!(seen.state(), NONE | SWAPPED) || !table::turn(word, seen, seen.evicting()) {
+        let is_free = matches!(seen.state(), NONE | SWAPPED | PROTECTED);
+        if !is_free || !table::turn(word, seen, seen.evicting()) {
             break;
         }
         chunk.pages += 1;

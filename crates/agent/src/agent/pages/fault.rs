@@ -3,6 +3,7 @@
 //! ```text
 //!   word SWAPPED            filled             ┐
 //!   EVICTING, FILLING       waited for         ├ the instruction is run again
+//!   PROTECTED, a write      asked for          │
 //!   NONE, and by now the page can be accessed  ┘
 //!   NONE, and it cannot     the program's: its handler, or its end
 //!   SWAPPED, and the program's own protection refuses the access: the same, and nothing comes

@@ -15,8 +15,10 @@ use super::gate::{self, Inside};
 use super::kernel::end;
 use super::run::{self, Run, claim};
 use super::source::{self, COUNTERS, Source, count};
-use super::{channel, from_pool, holes, notes, rules, supervisor, table};
-use crate::common::words::{EVICTING, FILLING, SWAPPED, Word};
+use super::{channel, from_pool, holes, notes, rules, supervisor, table, write_protect};
+use crate::common::link::{FAULT, READ_FAULT, WRITE};
+use crate::common::rules::{Rule, holds};
+use crate::common::words::{EVICTING, FILLING, PROTECTED, SWAPPED, Word};
 use crate::machine::sys::PAGE;
 
 /// Pages that are read at once.
@@ -42,7 +44,7 @@ pub fn settle_for(page: usize, only_reads: bool) -> bool {
                     notes::tell();
                     return true;
                 }
-                supervisor::ask(page, only_reads);
+                supervisor::ask_for(page, if only_reads { READ_FAULT } else { FAULT }, SWAPPED);
                 has_waited = true;
             }
             SWAPPED => {
@@ -57,17 +59,28 @@ pub fn settle_for(page: usize, only_reads: bool) -> bool {
                 table::wait_for(word, seen);
                 has_waited = true;
             }
+            PROTECTED if !only_reads => {
+                if channel::is_there() {
+                    drop(inside);
+                    supervisor::ask_for(page, WRITE, PROTECTED);
+                } else {
+                    write_protect::allow(page, 1);
+                }
+                has_waited = true;
+            }
             _ => return has_waited,
         }
     }
 }
 
-/// Brings all of [start, end) that is away.
-pub fn settle_all(start: usize, end: usize) {
+/// Brings all of [start, end) that is away; if it is to be written, none of it is protected either.
+pub fn settle_all(start: usize, end: usize, writes: bool) {
     let mut at = start;
     while let Some((page, word)) = table::next(at, end) {
-        if matches!(table::load(word).state(), SWAPPED | EVICTING | FILLING) {
-            settle(page);
+        match table::load(word).state() {
+            SWAPPED | EVICTING | FILLING => _ = settle_for(page, !writes),
+            PROTECTED if writes && holds(Rule::BringToWrite) => _ = settle(page),
+            _ => {}
         }
         at = page + PAGE;
     }

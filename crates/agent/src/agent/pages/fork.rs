@@ -21,7 +21,7 @@ use core::mem::forget;
 
 use super::gate::{self, Alone};
 use super::kernel::{self, end};
-use super::{channel, evict, from_pool, holes, reconcile, source, supervisor, table};
+use super::{channel, evict, from_pool, holes, reconcile, source, supervisor, table, write_protect};
 use crate::common::words::{EVICTING, EXCLUDED, FILLING, SWAPPED};
 use crate::machine::sys::{PAGE, Result};
 
@@ -79,6 +79,8 @@ pub fn in_child() {
     }
     // Memory that was not inherited is nobody's, whatever its words say.
     reconcile::reconcile(0, table::TOP, None);
+    // The kernel has protected nothing of the child's.
+    write_protect::forget(0, table::TOP);
     holes::in_child();
 }
 

@@ -19,6 +19,8 @@ use crate::common::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::thread::wait;
 
 const CHANGING: u32 = 1 << 31;
+/// How long a batch waits for a change of mappings, which waits for no batch.
+pub const GATE_MS: u32 = 20;
 
 pub struct Gate {
     state: AtomicU32,

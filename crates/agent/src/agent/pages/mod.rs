@@ -26,6 +26,7 @@
 //! | `evict.rs`, `fill.rs`, `run.rs`, `fault.rs` | out, in, and SIGSEGV |
 //! | `reconcile.rs`, `fork.rs` | mappings that change, and their words |
 //! | `grow.rs`, `emptied.rs` | new memory, and what was emptied |
+//! | `write_protect.rs` | writes to what a fork has left shared |
 //! | `source.rs` | where bytes are kept, in tests |
 //! | `supervisor.rs` | the same, by a supervisor |
 //! | `channel.rs` | what is shared with it |
@@ -75,13 +76,15 @@ pub mod source;
 pub mod supervisor;
 pub mod table;
 pub mod uses;
+pub mod write_protect;
 
 pub use channel::{is_there as has_supervisor, staging};
 pub use evict::{empty_staging, install_delivered, take_run};
 pub use fork::is_all_here;
 pub use from_pool::leave as leave_pool;
 pub use notes::take_hints_outside as take_hints;
-pub use supervisor::{is_tight, take_word};
+pub use supervisor::{is_large, is_tight, take_word};
+pub use write_protect::{child_is_let_go, protect};
 
 /// Pages are kept by the supervisor that has sent these descriptors, and perhaps that of its pool, to a new
 /// program or to the child of a fork, which pages itself. Before the evictor is made, which needs the
@@ -252,14 +255,16 @@ pub fn keep_locks_held(list: usize) {
 
 /// Is all of [start, end) in its place, which the caller has said to be in use? Then it stays. Nothing is
 /// begun or waited for here, so a signal may come in the middle of it.
-pub fn is_there(start: usize, end: usize) -> bool {
+pub fn is_there(start: usize, end: usize, writes: bool) -> bool {
     if !is_on() {
         return true;
     }
     let mut at = start;
     while let Some((page, word)) = table::next(at, end) {
-        if table::load(word).state() != words::EXCLUDED {
-            return false;
+        match table::load(word).state() {
+            words::EXCLUDED => {}
+            words::PROTECTED if !writes => {}
+            _ => return false,
         }
         at = page + PAGE;
     }
@@ -289,9 +294,9 @@ pub fn is_site_unsaid() -> bool {
 }
 
 /// Brings all of [start, end), which the caller has said to be in use.
-pub fn bring(start: usize, end: usize) {
+pub fn bring(start: usize, end: usize, writes: bool) {
     if is_on() {
-        fill::settle_all(start, end);
+        fill::settle_all(start, end, writes);
     }
 }
 

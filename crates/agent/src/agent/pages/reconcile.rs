@@ -2,8 +2,9 @@
 //! is not away, and its slots are given back.
 
 use super::supervisor::Changing;
-use super::{kernel, source, table};
+use super::{kernel, source, table, write_protect};
 use crate::common::link::UNMAP;
+use crate::common::rules::{Rule, holds};
 use crate::common::sync::AtomicU64;
 use crate::common::words::{SWAPPED, Word};
 use crate::machine::gadget;
@@ -55,6 +56,9 @@ pub fn drop_away(from: usize, to: usize) -> bool {
         release(seen);
         was_away = true;
     });
+    if holds(Rule::ForgetEmptied) {
+        write_protect::forget(from, to);
+    }
     was_away
 }
 

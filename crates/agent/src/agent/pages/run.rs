@@ -29,7 +29,7 @@ impl Run {
     }
 
     /// All of it has come: nobody owns it.
-    fn end(&self) {
+    pub fn end(&self) {
         for (_, word) in self.words() {
             table::finish(word, Word::EMPTY);
         }

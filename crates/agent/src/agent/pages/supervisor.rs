@@ -7,8 +7,8 @@
 //!   changes mappings, takes pages out or forks installs first what has been delivered. A change is announced
 //!   before that, and nothing is delivered, nor taken out, before all of it was read.
 //! - A thread waits for the supervisor outside of the gate.
-//! - A delivery is installed as it is; a page of it whose word is not SWAPPED was given up meanwhile and is
-//!   skipped.
+//! - A delivery is installed as it is; a page of it whose word is not SWAPPED (of a WRITABLE one, PROTECTED)
+//!   was given up meanwhile and is skipped.
 //!
 //! What it does not do: say what of a process may be taken out.
 
@@ -19,12 +19,12 @@ use core::cell::Cell;
 use super::channel::{control, field, file, is_there, push, wait_for_reader, word32, word64};
 use super::gate::{self, Alone, Inside};
 use super::kernel::end;
-use super::{notes, run, table};
+use super::{notes, run, table, write_protect};
 use crate::common::link::{
-    CLOSED_MAX, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FAULT, FREE, FULL, LOST,
-    READ_FAULT, RUN_CLOSED, TAKEN, UNREAD_CHANGES_MAX, WAITERS, Waiter, ZERO_PAGES, ZEROS, bytes_at,
+    CLOSED_MAX, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, END, FREE, FULL, LOST, RUN_CLOSED,
+    TAKEN, UNREAD_CHANGES_MAX, WAITERS, WRITABLE, Waiter, ZERO_PAGES, ZEROS, bytes_at,
 };
-use crate::common::words::{EVICTING, FILLING, SWAPPED, Word};
+use crate::common::words::{EVICTING, FILLING, PROTECTED, SWAPPED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::PAGE;
 use crate::thread::wait;
@@ -34,6 +34,11 @@ const LOCK_MS: u32 = 100;
 
 pub fn take_word() -> &'static AtomicU64 {
     word64(field!(take))
+}
+
+/// So many pages have left that others have too: by that no memory has become free.
+pub fn note_shared_taken(pages: usize) {
+    word64(field!(shared_taken)).fetch_add(pages as u64, Ordering::SeqCst);
 }
 
 /// Has the supervisor not read yet what has changed, or is it just at it? Inside the gate.
@@ -90,10 +95,9 @@ fn wait_to_change() {
     }
 }
 
-/// Waits for a page that was SWAPPED, until it is something else. Outside of the gate. `only_reads`: so does
-/// the access for which it is needed.
-pub fn ask(page: usize, only_reads: bool) {
-    let kind = if only_reads { READ_FAULT } else { FAULT };
+/// Asks for a page whose word is `state`, by a message of this kind (FAULT, READ_FAULT, WRITE), until the
+/// word is something else. Outside of the gate.
+pub fn ask_for(page: usize, kind: u32, state: u64) {
     // Before all else: who wakes looks at the waiters only where there are some.
     let waiting = word32(field!(waiting));
     let mut is_counted = holds(Rule::CountFirst);
@@ -109,10 +113,11 @@ pub fn ask(page: usize, only_reads: bool) {
     loop {
         let seen = woken.load(Ordering::SeqCst);
         install_all(&gate::enter, false);
-        if table::state_of(page) != SWAPPED {
+        if table::state_of(page) != state {
             break;
         }
-        run.store(run_from(page) as u32, Ordering::SeqCst);
+        let pages = if state == SWAPPED { run_from(page) } else { 1 };
+        run.store(pages as u32, Ordering::SeqCst);
         push(kind, page, page + PAGE, 0);
         if !is_counted {
             waiting.fetch_add(1, Ordering::SeqCst);
@@ -230,7 +235,8 @@ pub fn first_delivered(start: usize, end: usize) -> usize {
 /// `done`: pages that are done with. A page that was installed once may be taken out again before the rest
 /// is.
 fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) -> Blocked {
-    let most = if content.content == ZEROS { ZERO_PAGES } else { DELIVERY_PAGES };
+    let has_bytes = !matches!(content.content, ZEROS | WRITABLE);
+    let most = if has_bytes { DELIVERY_PAGES } else { ZERO_PAGES };
     let pages = (content.pages as usize).min(most);
     while *done < pages {
         let page = content.addr as usize + *done * PAGE;
@@ -240,6 +246,10 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
         };
         let seen = table::load(word);
         match seen.state() {
+            PROTECTED if content.content == WRITABLE => {
+                *done += write_protect::allow(page, pages - *done).max(1);
+            }
+            SWAPPED if content.content == WRITABLE => *done += 1,
             // The evictor may not make the calls for that. A thread waits for the page, and comes.
             SWAPPED if content.content == LOST && by_window => return Err((page, seen)),
             SWAPPED if content.content == LOST => end("loses a page: its bytes cannot be read"),
@@ -255,6 +265,12 @@ fn install(content: &Delivery, bytes: usize, done: &mut usize, by_window: bool) 
 /// Is memory tight, as far as the supervisor has said?
 pub fn is_tight() -> bool {
     is_there() && word32(field!(tells)).load(Ordering::Relaxed) != 0
+}
+
+/// Is so much memory a large part of the budget?
+pub fn is_large(bytes: usize) -> bool {
+    let least = if is_there() { word64(field!(closed_bytes)).load(Ordering::Relaxed) } else { 0 };
+    least != 0 && bytes as u64 >= least
 }
 
 /// Is new memory of so many bytes from `from` on to be closed (`grow.rs`)? `from`: 0 where it is not known

@@ -197,7 +197,7 @@ impl Request {
         let mut uses = Uses::new();
         let mut add = |start: usize, len: usize| {
             if start != 0 {
-                uses.add(Use { start, end: start.saturating_add(len) });
+                uses.add(Use { start, end: start.saturating_add(len), writes: true });
             }
         };
         for word in [self.child_tid, self.parent_tid, self.pidfd] {
@@ -322,7 +322,7 @@ fn new_thread(block: &Block, request: &Request, stack: usize) -> sys::Result<usi
         // The kernel writes it when the child begins, which may be long after the parent has gone on.
         let mut uses = Uses::new();
         let end = request.child_tid.saturating_add(TID_BYTES);
-        uses.add(Use { start: request.child_tid, end });
+        uses.add(Use { start: request.child_tid, end, writes: true });
         in_use::publish(child, &uses);
     }
     Ok(new as usize)

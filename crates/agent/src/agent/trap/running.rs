@@ -132,8 +132,11 @@ extern "C" fn hold_call(block: &mut Block) {
     const TIME_BYTES: usize = 16;
     let [first, second, _, fourth, ..] = args;
     let list_bytes = second.clamp(1, DESCRIPTORS_MAX) * POLLFD_BYTES;
-    let uses = [(first, list_bytes), (second, TIME_BYTES), (fourth, TIME_BYTES)]
-        .map(|(start, bytes)| Use { start, end: start.saturating_add(bytes) });
+    let uses = [(first, list_bytes), (second, TIME_BYTES), (fourth, TIME_BYTES)].map(|(start, bytes)| Use {
+        start,
+        end: start.saturating_add(bytes),
+        writes: true,
+    });
     in_use::publish_list(block, &uses);
     uses.iter().for_each(in_use::bring);
 }

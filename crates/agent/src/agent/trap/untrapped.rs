@@ -29,7 +29,7 @@ pub extern "C" fn on_site(block: &mut Block) -> bool {
     if answers::answers_with(number, &args) {
         return false;
     }
-    let is_there = publish_each(block, number, &args, |one| pages::is_there(one.start, one.end));
+    let is_there = publish_each(block, number, &args, |one| pages::is_there(one.start, one.end, one.writes));
     if !is_there || pages::is_site_unsaid() {
         in_use::withdraw(block);
     }

@@ -59,15 +59,18 @@ impl AsFd for Port {
 impl Port {
     /// A port that is shared with the agent. `pool`: the device in whose file the agent may read its pages;
     /// `run_pages` at once. New memory of `closed_bytes` is closed before memory is tight
-    /// (`agent/pages/grow.rs`).
+    /// (`agent/pages/grow.rs`). `can_protect`: the agent has a userfaultfd.
     pub fn of_agent(
         control: Arc<ControlPage>,
         bell: OwnedFd,
         pool: Option<u8>,
         run_pages: u64,
         closed_bytes: u64,
+        can_protect: bool,
     ) -> Port {
-        Port(Kind::Agent(AgentPort::new(control, bell, pool, run_pages, closed_bytes)))
+        let mut port = AgentPort::new(control, bell, pool, run_pages, closed_bytes);
+        port.can_protect = can_protect;
+        Port(Kind::Agent(port))
     }
 }
 
@@ -91,9 +94,36 @@ impl Port {
         matches!(&self.0, Kind::Kernel(_))
     }
 
-    /// Can writes to pages be made faults (UFFDIO_WRITEPROTECT)?
+    /// Can writes to pages be made faults (UFFDIO_WRITEPROTECT)? An agent's, where it has a userfaultfd.
     pub fn can_protect(&self) -> bool {
-        matches!(&self.0, Kind::Kernel(_))
+        match &self.0 {
+            Kind::Kernel(_) => true,
+            Kind::Agent(link) => link.can_protect,
+        }
+    }
+
+    /// Does the agent protect pages, by OP_PROTECT? It leaves out what the kernel writes by itself. Else
+    /// [`Port::protect`] does.
+    pub fn protects_by_agent(&self) -> bool {
+        matches!(&self.0, Kind::Agent(_))
+    }
+
+    /// The child of a fork, which waits to be let go on, protects all that it shares before it does. False:
+    /// there is no agent that would.
+    pub fn have_child_protect(&self) -> bool {
+        if let Kind::Agent(link) = &self.0 {
+            link.have_child_protect();
+        }
+        self.protects_by_agent()
+    }
+
+    /// Does the kernel count pages that we bring among the faults that it serves? Not what comes into an
+    /// agent's registered memory, where a fault is a signal.
+    pub fn counts_fills(&self) -> bool {
+        match &self.0 {
+            Kind::Kernel(_) => true,
+            Kind::Agent(link) => !link.can_protect,
+        }
     }
 
     /// Are its faults on shared memory served? Else no object that it has mapped may leave.
@@ -290,7 +320,10 @@ impl Port {
     pub fn unprotect(&self, addr: u64, len: u64) -> Result<(), i32> {
         match &self.0 {
             Kind::Kernel(uffd) => uffd.unprotect(addr, len),
-            Kind::Agent(_) => Err(libc::ENOTSUP),
+            Kind::Agent(link) => {
+                let fill = link.deliver(addr, len as usize / PAGE_SIZE, Content::Writable);
+                if matches!(fill.stop, Stop::Done) { Ok(()) } else { Err(libc::EAGAIN) }
+            }
         }
     }
 }
@@ -303,6 +336,15 @@ impl Port {
         match &self.0 {
             Kind::Kernel(uffd) => Taker { uffd, owner }.take(runs, frames, outcome),
             Kind::Agent(link) => link.take(owner, runs, frames, outcome),
+        }
+    }
+
+    /// How many pages that others have too have been taken, since this was asked last: by that no memory has
+    /// become free. (A userfaultfd takes none of these, see [`Port::populate`].)
+    pub fn shared_taken(&self) -> u64 {
+        match &self.0 {
+            Kind::Kernel(_) => 0,
+            Kind::Agent(link) => link.shared_taken(),
         }
     }
 

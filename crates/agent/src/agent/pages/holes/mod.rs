@@ -8,6 +8,7 @@
 //!   a page goes       NONE ─ copied ─ GUARD_INSTALL ─ RW     UFFDIO_MOVE into staging; or as on the
 //!                                                            left, by MADV_DONTNEED
 //!   a page comes      NONE ─ GUARD_REMOVE ─ written ─ RW     UFFDIO_COPY
+//!   a write asks      never                                  UFFDIO_WRITEPROTECT
 //! ```
 //!
 //! A process has one kind, from its start on. Nobody outside of this folder asks which; this file answers by
@@ -24,7 +25,7 @@ use crate::machine::sys::{self, Result, nr};
 mod markers;
 mod registered;
 
-pub use registered::{copy, move_pages, register, unregister};
+pub use registered::{copy, move_pages, register, unregister, write_protect};
 
 fn are_markers() -> bool {
     !registered::are_in_use()
@@ -114,6 +115,11 @@ pub fn put_back(at: usize, bytes: usize, len: usize) {
     }
     // Locked pages were not emptied.
     registered::copy_missing(at, bytes, len, true);
+}
+
+/// Can pages be protected against writes, without another protection of their mapping?
+pub fn can_protect() -> bool {
+    !are_markers()
 }
 
 /// Does touching a hole raise SIGBUS?

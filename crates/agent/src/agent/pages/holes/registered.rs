@@ -21,12 +21,13 @@
 
 use crate::common::rules::{Rule, holds};
 use crate::common::sync::Ordering;
-use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, Word};
+use crate::common::words::{EVICTING, EXCLUDED, FOR_KERNEL, NONE, PROTECTED, Word};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EAGAIN, ENOENT, ENOMEM, PAGE, Result, nr};
 use crate::machine::uffd::{
-    API, ApiArg, CopyArg, FEATURE_MOVE, FEATURE_SIGBUS, MODE_MISSING, MoveArg, RangeArg, RegisterArg,
-    UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER, UFFDIO_ZEROPAGE, ZeroArg,
+    API, ApiArg, CopyArg, FEATURE_MOVE, FEATURE_SIGBUS, MODE_MISSING, MODE_PROTECT, MoveArg, ProtectArg,
+    RangeArg, RegisterArg, UFFDIO_API, UFFDIO_COPY, UFFDIO_MOVE, UFFDIO_REGISTER, UFFDIO_UNREGISTER,
+    UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE, ZeroArg,
 };
 use crate::pages::kernel::{self, DESCRIPTORS, empty_own, end};
 use crate::pages::{gate, table, uses};
@@ -205,6 +206,15 @@ pub fn register(from: usize, to: usize) -> Result<()> {
     Ok(())
 }
 
+/// Protects pages that are there against writes, or lets them be written. ENOENT: some of it is not
+/// registered.
+pub fn write_protect(start: usize, len: usize, protects: bool) -> Result<usize> {
+    /// Nobody waits for a message.
+    const ALLOW: u64 = 2;
+    let mode = if protects { 1 } else { ALLOW };
+    ask(UFFDIO_WRITEPROTECT, &mut ProtectArg { start: start as u64, len: len as u64, mode })
+}
+
 /// Registered no more, whatever is missing there.
 pub fn unregister(start: usize, len: usize) -> Result<usize> {
     ask(UFFDIO_UNREGISTER, &mut RangeArg { start: start as u64, len: len as u64 })
@@ -232,8 +242,8 @@ fn register_piece(start: usize, to: usize, prot: usize) -> Result<()> {
         touch_kept(start, to);
     }
     let result = marked.and_then(|()| {
-        let mut arg =
-            RegisterArg { start: start as u64, len: (to - start) as u64, mode: MODE_MISSING, ioctls: 0 };
+        let mode = MODE_MISSING | MODE_PROTECT;
+        let mut arg = RegisterArg { start: start as u64, len: (to - start) as u64, mode, ioctls: 0 };
         ask(UFFDIO_REGISTER, &mut arg).map(|_| ())
     });
     if result.is_ok() {
@@ -280,6 +290,10 @@ fn mark_missing(start: usize, to: usize) -> Result<()> {
             let seen = table::load(word);
             match seen.state() {
                 NONE => _ = table::turn(word, seen, seen.evicting()),
+                // What was protected there is gone.
+                PROTECTED if holds(Rule::ForgetEmptied) => {
+                    _ = table::turn(word, seen, Word::EMPTY.evicting())
+                }
                 // It is to stay, so it is to be there.
                 EXCLUDED => touch(page),
                 _ => {}

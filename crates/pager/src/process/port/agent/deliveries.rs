@@ -11,7 +11,7 @@ use super::AgentPort;
 use crate::process::futex;
 use memspill_common::link::{
     BYTES, DELIVERIES, DELIVERIES_ALL, DELIVERY_PAGES, Delivery, FREE, FULL, LOST, RUN_CLOSED, WAITERS,
-    ZERO_PAGES, ZEROS,
+    WRITABLE, ZERO_PAGES, ZEROS,
 };
 use memspill_common::rules::{Rule, holds};
 use memspill_common::sync::Ordering;
@@ -25,6 +25,8 @@ pub enum Content<'a> {
     Bytes(&'a [u8]),
     Lost,
     Zeros,
+    /// They are there, and protected no more.
+    Writable,
 }
 
 impl AgentPort {
@@ -49,7 +51,8 @@ impl AgentPort {
         let _delivering = self.delivering.lock().expect("delivering");
         let mut done = 0;
         while done < pages {
-            let most = if matches!(content, Content::Zeros) { ZERO_PAGES } else { DELIVERY_PAGES };
+            let has_bytes = !matches!(content, Content::Zeros | Content::Writable);
+            let most = if has_bytes { DELIVERY_PAGES } else { ZERO_PAGES };
             let count = (pages - done).min(most);
             let piece = match content {
                 Content::Bytes(bytes) => Content::Bytes(&bytes[done * PAGE_SIZE..(done + count) * PAGE_SIZE]),
@@ -77,6 +80,7 @@ impl AgentPort {
             Content::Bytes(_) => BYTES,
             Content::Lost => LOST,
             Content::Zeros => ZEROS,
+            Content::Writable => WRITABLE,
         };
         self.link.set_delivery(index, Delivery { state: FREE, pages: pages as u32, addr, content, done: 0 });
         // A change would not know of it.

@@ -45,6 +45,7 @@ impl SharedLink {
         head: AtomicU64, tail: AtomicU64, changes: AtomicU64, changes_read: AtomicU64,
         waits_for_room: AtomicU32, room: AtomicU32, waiting: AtomicU32, tells: AtomicU32, held: AtomicU32,
         closed_bytes: AtomicU64, only_from: AtomicU64, only_to: AtomicU64,
+        protects_shared: AtomicU64, shared_taken: AtomicU64,
         take: AtomicU64, token: AtomicU64, names_followed: AtomicU64,
         distrusted: AtomicU64, allows_early: AtomicU64, early_run: AtomicU64, early_told_at: AtomicU64,
         early_noted: AtomicU64, hints_head: AtomicU64, hints_tail: AtomicU64,

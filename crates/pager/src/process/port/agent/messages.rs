@@ -11,7 +11,7 @@ use super::link::silence;
 use crate::process::control::Forbidden;
 use crate::process::futex;
 use crate::times::{CHANGE_STEP, CHANGES_HELD};
-use memspill_common::link::{END, FAULT, Message, READ_FAULT, REMAP, REMOVE, RING, UNMAP};
+use memspill_common::link::{END, FAULT, Message, READ_FAULT, REMAP, REMOVE, RING, UNMAP, WRITE};
 use memspill_common::rules::{Rule, holds};
 use memspill_common::sync::Ordering;
 use memspill_engine::units::PAGE_SIZE;
@@ -140,6 +140,7 @@ fn event_of(message: &Message) -> io::Result<Event> {
         kind @ (FAULT | READ_FAULT) => {
             Event::Fault { addr: start, write: kind == FAULT, protected: false, tid: message.tid }
         }
+        WRITE => Event::Fault { addr: start, write: true, protected: true, tid: message.tid },
         UNMAP => Event::Unmap { start, end },
         REMOVE => Event::Remove { start, end },
         REMAP if message.to <= crate::USER_END - (end - start) => {

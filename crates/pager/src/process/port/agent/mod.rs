@@ -26,7 +26,7 @@ use memspill_common::sync::Ordering;
 use memspill_engine::sync::Mutex;
 use staging::Staging;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 /// The supervisor's end of one process's link.
@@ -44,6 +44,10 @@ pub struct AgentPort {
     /// The pages that a thread may bring at once while there is room.
     run_pages: u64,
     staging: Staging,
+    /// Pages that have left while others had them too, as far as that has been asked for.
+    shared_taken: AtomicU64,
+    /// The agent has a userfaultfd, by which it can protect pages against writes.
+    pub can_protect: bool,
 }
 
 impl AgentPort {
@@ -63,6 +67,8 @@ impl AgentPort {
             pool,
             run_pages,
             staging: Staging::default(),
+            shared_taken: AtomicU64::new(0),
+            can_protect: false,
         };
         port.allow_pool_reads(pool.is_some());
         port.link.closed_bytes().store(closed_bytes, Ordering::SeqCst);
@@ -73,6 +79,17 @@ impl AgentPort {
     pub fn close_only(&self, from: u64, to: u64) {
         self.link.only_from().store(from, Ordering::SeqCst);
         self.link.only_to().store(to, Ordering::SeqCst);
+    }
+
+    /// The child of a fork protects what it shares before it runs on.
+    pub fn have_child_protect(&self) {
+        self.link.protects_shared().store(1, Ordering::SeqCst);
+    }
+
+    /// How many pages have left, since this was asked last, that others have too.
+    pub fn shared_taken(&self) -> u64 {
+        let now = self.link.shared_taken().load(Ordering::SeqCst);
+        now.wrapping_sub(self.shared_taken.swap(now, std::sync::atomic::Ordering::Relaxed))
     }
 
     /// The evictor of the address space that this is the port of.
