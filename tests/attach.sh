@@ -7,7 +7,7 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads user bash children again refused gdb inside other-user
+ALL=(python node java redis postgres go threads user bash children again refused gdb inside other-user short
     interrupted killed ends options)
 # Quick enough for tests/run.sh.
 SHORT=(python threads user refused inside killed ends interrupted)
@@ -302,6 +302,24 @@ case_user() {
     until_true 60 is_attached_or_over
     grep -q "attached to" err || no "it is not attached: $(tail -n 1 err)" || return
     rounds 10 && until_true 60 is_swapped && kill -INT $RUN && over_with 0 && goes_on
+}
+
+GROUP=
+at_exit() { [ -z "$GROUP" ] || rmdir "$GROUP"; }
+# The program is in a container with too little room for what is away: it stays attached until there is more.
+case_short() {
+    local group=/sys/fs/cgroup/memory/memspill-test-$$ limit
+    [ "$(id -u)" = 0 ] && [ -e /sys/fs/cgroup/memory/memory.limit_in_bytes ] && mkdir -p "$group" ||
+        { SKIP="needs root and a memory cgroup of version 1"; return; }
+    limit=$group/memory.limit_in_bytes
+    GROUP=$group
+    start bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$PYTHON" "$P/attached.py" $SIZE_MIB &&
+        rounds 1 && attach "$PROGRAM" && until_true 60 settled || return
+    echo $(((BUDGET_MIB + 40) << 20)) >"$limit" || no "the limit is refused" || return
+    ! timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "it was let go" || return
+    grep -q "are swapped out and .* are free" ctl.out || no "$(tail -n 1 ctl.out)" || return
+    rounds 2 && held "$PROGRAM" || return
+    echo -1 >"$limit" && detach && goes_on
 }
 
 # refuses TEXT ARGUMENT...: one line, which says that, and exit code 125.

@@ -12,6 +12,7 @@ HELP="usage: tests/python.sh [--python BIN] [NAME...]
 ALL=(arrays outside threads system_calls forks misuse limit pandas everything no_child cell joblib scipy
     scikit_learn numpy1 torch)
 PYTHON=python3
+VENV_ARGS=
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
@@ -30,7 +31,7 @@ environment() {
         "$PYTHON" -m pip wheel -q --no-deps -w "$WORK/wheel" "$REPO" >"$WORK/err" 2>&1 ||
             { WHY="pip wheel: $(tail -n 1 "$WORK/err")"; return 1; }
     fi
-    "$PYTHON" -m venv "$folder" &&
+    "$PYTHON" -m venv $VENV_ARGS "$folder" &&
         "$folder/bin/pip" install -q "$@" "$WORK"/wheel/memspill-*.whl >"$WORK/err" 2>&1 ||
         { WHY="pip install $*: $(tail -n 1 "$WORK/err")"; return 1; }
     touch "$folder/done"
@@ -60,8 +61,8 @@ case_scipy() { environment sci "${SCI[@]}" && in_python sci scipy; }
 case_scikit_learn() { environment sci "${SCI[@]}" && in_python sci scikit_learn; }
 SCI=(numpy==2.4.6 scipy==1.17.1 scikit-learn==1.9.1)
 case_torch() {
-    /usr/bin/python3 -c "import torch" 2>/dev/null || { skip "needs Debian's python3-torch"; return; }
-    PYTHON=/usr/bin/python3 environment torch --system-site-packages && in_python torch torch
+    /usr/bin/python3 -c "import torch" 2>/dev/null || { SKIP="needs Debian's python3-torch"; return; }
+    PYTHON=/usr/bin/python3 VENV_ARGS=--system-site-packages environment torch && in_python torch torch
 }
 
 run_cases "${ALL[@]}"

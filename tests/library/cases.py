@@ -307,7 +307,7 @@ def case_pandas():
 
 
 def same_inside(work):
-    """What is worked out is the same with a budget as without."""
+    """The results are the same with a budget as without."""
     alone = work()
     with budget():
         inside = work()

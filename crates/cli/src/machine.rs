@@ -73,14 +73,20 @@ pub struct Memory {
 impl Memory {
     /// See [`Memory::from`].
     pub fn of_this_machine() -> Memory {
-        Memory::from(Path::new("/"))
+        Memory::from(Path::new("/"), "self")
     }
 
-    /// Reads proc and sys/fs/cgroup below `root`. None of it needs a privilege; what cannot be read counts as
-    /// absent, and a machine whose RAM cannot be read has u64::MAX of it, so that no percentage becomes zero.
-    pub fn from(root: &Path) -> Memory {
+    /// The same as a process sees it, which may be in another container.
+    pub fn of_process(pid: u32) -> Memory {
+        Memory::from(Path::new("/"), &pid.to_string())
+    }
+
+    /// Reads proc and sys/fs/cgroup below `root`, for the process of this name in proc. None of it needs a
+    /// privilege; what cannot be read counts as absent, and a machine whose RAM cannot be read has u64::MAX
+    /// of it, so that no percentage becomes zero.
+    pub fn from(root: &Path, process: &str) -> Memory {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
-        let (meminfo, membership) = (read("proc/meminfo"), read("proc/self/cgroup"));
+        let (meminfo, membership) = (read("proc/meminfo"), read(&format!("proc/{process}/cgroup")));
         let ram_bytes = meminfo_bytes(&meminfo, "MemTotal").unwrap_or(u64::MAX);
         let cgroup = limit_files(&membership, &root.join("sys/fs/cgroup"))
             .into_iter()
@@ -97,6 +103,11 @@ impl Memory {
         };
         let pressure_percent = pressure.and_then(|text| some_avg10(&text)).unwrap_or(0.0);
         Memory { ram_bytes, swap_bytes, available_bytes, cgroup, pressure_percent }
+    }
+
+    /// Is it in the same container?
+    pub fn is_where(&self, other: &Memory) -> bool {
+        self.cgroup.as_ref().map(|limit| &limit.file) == other.cgroup.as_ref().map(|limit| &limit.file)
     }
 
     /// What is free of that.
@@ -219,7 +230,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        (Memory::from(&root), root)
+        (Memory::from(&root, "self"), root)
     }
 
     const MEMINFO: (&str, &str) = ("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 6291456 kB\n");
@@ -245,7 +256,7 @@ mod tests {
         assert_eq!(memory.room_bytes(50 * MIB), 776 * MIB);
         assert_eq!(memory.room_bytes(4096 * MIB), 976 * MIB, "no more than the limit, less the reserve");
         fs::write(root.join("sys/fs/cgroup/job/memory.max"), "max\n").unwrap();
-        let memory = Memory::from(&root);
+        let memory = Memory::from(&root, "self");
         assert_eq!((memory.usable_bytes(), memory.free_bytes()), (8192 * MIB, 6144 * MIB));
         assert_eq!((memory.pressure_percent, memory.room_bytes(0)), (90.0, 5888 * MIB));
         fs::remove_dir_all(root).unwrap();

@@ -183,8 +183,14 @@ impl Operator for RunOperator {
         following.follows().then(|| following.next_bytes(&Memory::of_this_machine(), used_bytes)).flatten()
     }
 
-    fn free_bytes(&self) -> u64 {
-        Memory::of_this_machine().free_bytes()
+    fn free_bytes(&self, pids: &[u32], own_bytes: u64) -> u64 {
+        let own = Memory::of_this_machine();
+        let of_each = pids.iter().map(|pid| {
+            let memory = Memory::of_process(*pid);
+            let returned_bytes = if memory.is_where(&own) { own_bytes } else { 0 };
+            memory.free_bytes().saturating_add(returned_bytes)
+        });
+        of_each.fold(own.free_bytes().saturating_add(own_bytes), u64::min)
     }
 
     fn started(&self, run: &Arc<Run>) -> io::Result<()> {

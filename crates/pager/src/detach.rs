@@ -56,8 +56,8 @@ pub fn bring_when_asked(run: &Run, operator: &dyn Operator) {
 
 /// Nothing is away when this returns, and nothing is taken out from then on. An error: all is as before.
 fn bring_all(run: &Run, operator: &dyn Operator) -> Result<(), String> {
-    let (away_bytes, free_bytes) =
-        (away_bytes(run), operator.free_bytes() + account::pool_bytes(&run.engine));
+    let away_bytes = away_bytes(run);
+    let free_bytes = operator.free_bytes(&run.pids(), account::pool_bytes(&run.engine));
     if away_bytes + RESERVE_BYTES > free_bytes {
         return Err(format!(
             "{} MiB are swapped out and {} MiB of memory are free: end something else, or wait",

@@ -245,7 +245,7 @@ impl Keeper<'_> {
         let now_bytes = self.run.engine.root().max_bytes();
         let wanted_bytes = would_do_bytes.unwrap_or(now_bytes + now_bytes / GROWS_BLINDLY_PARTS);
         let wanted_bytes = wanted_bytes.max(now_bytes + now_bytes / GROWS_PARTS);
-        let most_bytes = now_bytes.saturating_add(self.operator.free_bytes());
+        let most_bytes = now_bytes.saturating_add(self.operator.free_bytes(&self.run.pids(), 0));
         let bytes = wanted_bytes.min(most_bytes) >> 20 << 20;
         if bytes < now_bytes + now_bytes / (2 * GROWS_PARTS) {
             let waited = format!("{waited}, and no more memory is free");

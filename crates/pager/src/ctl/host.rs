@@ -34,8 +34,9 @@ pub trait Operator: Send + Sync {
     fn metrics(&self, run: &Run) -> String;
     /// The budget for a run that uses this much now, if it follows something.
     fn budget_now(&self, used_bytes: u64) -> Option<u64>;
-    /// What the machine, or the container, has free for a larger budget.
-    fn free_bytes(&self) -> u64;
+    /// The memory that is free for these processes on the machine, and in the containers that they and the
+    /// run are in, once the run has given back `own_bytes` of its own.
+    fn free_bytes(&self, pids: &[u32], own_bytes: u64) -> u64;
     /// The run's threads are there, and the command is about to be started.
     fn started(&self, run: &Arc<Run>) -> io::Result<()>;
 }

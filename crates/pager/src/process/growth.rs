@@ -78,7 +78,7 @@ impl Growth {
         self.only.get().map(Only::range)
     }
 
-    /// What of all the process has in memory counts; `managed_bytes` are known. `walk` counts what is in
+    /// The part of a process's memory that counts; `managed_bytes` are known. `walk` counts what is in
     /// memory of [`Growth::only`].
     pub fn counted_bytes(
         &self,

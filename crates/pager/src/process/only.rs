@@ -23,7 +23,7 @@ pub struct Only {
     last: Mutex<Walk>,
 }
 
-/// What the last walk has shown, and when the next one is due whatever the counts say.
+/// The last walk: what it has shown, and when the next one is due whatever the counts say.
 #[derive(Default)]
 struct Walk {
     outside_bytes: u64,
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(only.bytes(30 * MIB, 20 * MIB, slow_walk(20 * MIB)), 20 * MIB);
         // Pages leave, and are known to.
         assert_eq!(only.bytes(20 * MIB, 10 * MIB, no_walk), 10 * MIB);
-        // What has come is outside.
+        // Memory has come, outside.
         assert_eq!(only.bytes(25 * MIB, 10 * MIB, slow_walk(10 * MIB)), 10 * MIB);
         assert_eq!(only.bytes(25 * MIB, 10 * MIB, no_walk), 10 * MIB);
     }

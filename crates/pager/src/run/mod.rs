@@ -277,6 +277,10 @@ impl Run {
         self.processes.read().expect("processes").values().cloned().collect()
     }
 
+    pub fn pids(&self) -> Vec<u32> {
+        self.processes().iter().map(|process| process.memory.pid()).collect()
+    }
+
     pub fn process_count(&self) -> usize {
         self.processes.read().expect("processes").len()
     }
