@@ -7,7 +7,7 @@
 //!
 //! What it does not do: know which slot a page belongs to. The slot's word names the frame (slots/).
 
-use crate::sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{Apart, Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 use crate::units::{CpuId, FRAME_NUMBER_BITS, FrameId, MAX_ORDER, PAGE_SIZE, Page, PageBuf, Vpn, grow};
 use crate::word::SwapEntry;
 
@@ -31,17 +31,12 @@ pub(crate) struct CachedPage {
 /// In parts: each CPU that takes batches has one, because each batch takes its lock about four times. A frame
 /// id names batch, part and page: `number << 17 | part << 9 | page`.
 pub(crate) struct Frames {
-    parts: Box<[FramePart]>,
+    parts: Box<[Apart<Mutex<FramesInner>>]>,
     /// Most pages of a buffer.
     batch_pages: usize,
     /// Pages of all buffers: with frames, spare, and being filled. The account reads it after each batch.
     buffer_pages: AtomicU64,
 }
-
-/// On lines of its own.
-#[derive(Default)]
-#[repr(align(128))]
-struct FramePart(Mutex<FramesInner>);
 
 #[derive(Default)]
 struct FramesInner {
@@ -91,7 +86,7 @@ impl FrameParts {
 
 impl Frames {
     pub fn new(batch_pages: usize) -> Frames {
-        let parts = (0..PARTS).map(|_| FramePart::default()).collect();
+        let parts = (0..PARTS).map(|_| Apart::default()).collect();
         Frames { parts, batch_pages, buffer_pages: AtomicU64::new(0) }
     }
 

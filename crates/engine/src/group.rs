@@ -36,7 +36,7 @@
 //! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, or wake
 //! anybody.
 
-use crate::sync::{Arc, AtomicBool, AtomicU64, EventCount, Ordering};
+use crate::sync::{Apart, Arc, AtomicBool, AtomicU64, EventCount, Ordering};
 use crate::units::{CpuId, GroupId, PAGE_SIZE};
 
 /// Groups that a run may have, its root included.
@@ -81,9 +81,8 @@ impl GroupConfig {
     }
 }
 
-/// One CPU's pages charged in advance, on a line of its own.
+/// One CPU's pages charged in advance.
 #[derive(Default)]
-#[repr(align(128))]
 struct Stock {
     pages: AtomicU64,
     /// Pages charged and uncharged here so far.
@@ -128,7 +127,7 @@ pub struct Group {
     counts_swap: AtomicBool,
     swap_max_pages: AtomicU64,
     swap_pages: AtomicU64,
-    stocks: Box<[Stock]>,
+    stocks: Box<[Apart<Stock>]>,
 }
 
 impl Group {
@@ -150,7 +149,7 @@ impl Group {
             counts_swap: AtomicBool::new(id != ROOT_GROUP),
             swap_max_pages: AtomicU64::new(u64::MAX),
             swap_pages: AtomicU64::new(0),
-            stocks: (0..STOCKS).map(|_| Stock::default()).collect(),
+            stocks: (0..STOCKS).map(|_| Apart::default()).collect(),
         };
         group.set_limit_bytes(config.max_bytes);
         if config.swap_max_pages != u64::MAX {
@@ -289,13 +288,13 @@ impl Group {
     /// Pages charged to and uncharged from the spaces of this very group so far. While this number grows, its
     /// processes get on.
     pub fn moved_pages(&self) -> u64 {
-        self.stocks.iter().map(|stock| stock.moved_pages.load(Ordering::Relaxed)).sum()
+        self.stocks.iter().map(|stock| stock.0.moved_pages.load(Ordering::Relaxed)).sum()
     }
 
     // ---- charges ------------------------------------------------------------------------------------------
 
     fn stock(&self, cpu: CpuId) -> &Stock {
-        &self.stocks[cpu.index() % STOCKS]
+        &self.stocks[cpu.index() % STOCKS].0
     }
     fn stock_cap(&self) -> u64 {
         (self.least_limit_pages() / STOCK_PART).min(STOCK_PAGES_MAX)
@@ -404,8 +403,8 @@ impl Group {
     fn drain_stocks(&self) {
         let mut drained = 0;
         for stock in &self.stocks {
-            if stock.pages.load(Ordering::Relaxed) > 0 {
-                drained += stock.pages.swap(0, Ordering::Relaxed);
+            if stock.0.pages.load(Ordering::Relaxed) > 0 {
+                drained += stock.0.pages.swap(0, Ordering::Relaxed);
             }
         }
         if drained > 0 {
@@ -414,7 +413,7 @@ impl Group {
     }
 
     fn stocked_pages(&self) -> u64 {
-        self.stocks.iter().map(|stock| stock.pages.load(Ordering::Relaxed)).sum()
+        self.stocks.iter().map(|stock| stock.0.pages.load(Ordering::Relaxed)).sum()
     }
 
     // ---- swap ---------------------------------------------------------------------------------------------

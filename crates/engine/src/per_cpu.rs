@@ -9,12 +9,13 @@
 
 use std::sync::OnceLock;
 
+use crate::sync::Apart;
 use crate::units::CpuId;
 
 /// A `T` for each of `PLACES` CPUs. (`OnceLock` is unknown to a model checker, see `slots/lazy.rs`: to be
 /// used for what is not part of a model.)
 pub(crate) struct PerCpu<T, const PLACES: usize> {
-    places: Box<[OnceLock<Box<T>>; PLACES]>,
+    places: Box<[OnceLock<Box<Apart<T>>>; PLACES]>,
 }
 
 impl<T: Default, const PLACES: usize> PerCpu<T, PLACES> {
@@ -23,12 +24,12 @@ impl<T: Default, const PLACES: usize> PerCpu<T, PLACES> {
     }
 
     pub(crate) fn of(&self, cpu: CpuId) -> &T {
-        self.places[cpu.index() % PLACES].get_or_init(Box::default)
+        &self.places[cpu.index() % PLACES].get_or_init(Box::default).0
     }
 
     /// The values that are there.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.places.iter().filter_map(|place| place.get().map(Box::as_ref))
+        self.places.iter().filter_map(|place| place.get().map(|apart| &apart.0))
     }
 }
 

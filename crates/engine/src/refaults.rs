@@ -25,7 +25,6 @@ const PLACES: usize = 64;
 /// How often each distance was met, up to now.
 pub type Distances = [u64; BUCKETS];
 
-#[repr(align(128))]
 struct Place([EventCount; BUCKETS]);
 
 impl Default for Place {

@@ -16,7 +16,6 @@ macro_rules! stats {
     ) => {
         /// What one CPU (or several of the same place) has counted.
         #[derive(Default)]
-        #[repr(align(128))]
         pub struct Counters {
             $($(#[doc = $doc])+ pub $name: EventCount,)*
             $($(#[doc = $of_doc])+ pub $of: [EventCount; ORDERS],)*

@@ -31,6 +31,40 @@ pub use std::sync::{
     atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
+/// Cache lines of plain data under a lock: virtual CPUs bring those that another one has written. Nothing
+/// elsewhere.
+#[cfg(simulated)]
+pub use memspill_vcpu::GuardedLines;
+#[cfg(not(simulated))]
+pub struct GuardedLines;
+#[cfg(not(simulated))]
+impl GuardedLines {
+    pub fn new(_lines: usize) -> GuardedLines {
+        GuardedLines
+    }
+    #[inline(always)]
+    pub fn write(&self, _at: usize) {}
+}
+
+/// A value on cache lines of its own: it is written all the time, and its neighbours are read all the time.
+#[repr(align(128))]
+pub struct Apart<T>(pub T);
+
+impl<T> Apart<T> {
+    pub fn new(value: T) -> Apart<T> {
+        // They see no addresses.
+        #[cfg(simulated)]
+        memspill_vcpu::align();
+        Apart(value)
+    }
+}
+
+impl<T: Default> Default for Apart<T> {
+    fn default() -> Apart<T> {
+        Apart::new(T::default())
+    }
+}
+
 /// A count of events, on which no decision depends. So shuttle and loom need not switch threads there, and
 /// look at more of the switches that matter.
 #[cfg(any(loom, shuttle))]

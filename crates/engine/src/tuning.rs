@@ -34,6 +34,8 @@ pub enum ScanBase {
 pub enum SlotLock {
     /// All of the device.
     Device,
+    /// The same for those that are had, and for 64 that a CPU has given back.
+    Batch,
     /// A cluster of 512.
     Cluster,
 }
@@ -172,7 +174,8 @@ const SCAN_BASES: [(&str, ScanBase); 4] = [
     ("per-cpu-trunk", ScanBase::PerCpuTrunk),
     ("lists", ScanBase::Lists),
 ];
-const SLOT_LOCKS: [(&str, SlotLock); 2] = [("device", SlotLock::Device), ("cluster", SlotLock::Cluster)];
+const SLOT_LOCKS: [(&str, SlotLock); 3] =
+    [("device", SlotLock::Device), ("batch", SlotLock::Batch), ("cluster", SlotLock::Cluster)];
 const CACHE_LOCKS: [(&str, CacheLock); 3] =
     [("device", CacheLock::Device), ("trunk", CacheLock::Trunk), ("cluster", CacheLock::Cluster)];
 const CGROUP_MAP_FORMS: [(&str, CgroupMapForm); 3] = [
@@ -205,8 +208,8 @@ pub const KNOBS: &[Knob] = &[
     },
     Knob {
         name: "slot-lock",
-        help: "locked while slots are had, shared or given back: all of the device, or 512 slots",
-        values: Values::OneOf(&[SLOT_LOCKS[0].0, SLOT_LOCKS[1].0]),
+        help: "locked for slots that are had, shared or given back: the device; it, 64 at a time; 512 slots",
+        values: Values::OneOf(&[SLOT_LOCKS[0].0, SLOT_LOCKS[1].0, SLOT_LOCKS[2].0]),
         old: "device",
         get: |t| place(&SLOT_LOCKS, t.slot_lock),
         set: |t, value| t.slot_lock = SLOT_LOCKS[value as usize].1,

@@ -18,6 +18,7 @@ mod arc;
 mod atomic;
 pub mod cost;
 mod cpus;
+mod guarded;
 mod lines;
 mod lock;
 mod locks;
@@ -29,13 +30,14 @@ mod world;
 
 pub use arc::Arc;
 pub use atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+pub use guarded::GuardedLines;
 pub use lock::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 pub use locks::TaskId;
 pub use std::sync::atomic::Ordering;
 pub use wait::Signal;
 pub use world::{
-    Machine, Preemption, Waiting, World, block, cpu_time, current_task, now, run, sleep, sleep_until, spawn,
-    spawn_floating, spend, step, untimed, wake,
+    Machine, Preemption, Waiting, World, align, block, cpu_time, current_cpu, current_task, now, run, sleep,
+    sleep_until, spawn, spawn_floating, spend, step, untimed, wake,
 };
 
 /// The body of a bounded spin.

@@ -9,8 +9,9 @@
 //!
 //! So writers of one line queue for it, which is what stops a shared counter from scaling. A line has no
 //! address: it is made with the atomic or lock on it. Atomics that are made one after another by the same
-//! expression (an array, a derived `Default`) share lines of 64 bytes as they would in memory; all else lies
-//! on lines of its own. So false sharing between the fields of a struct is not seen.
+//! expression (an array, a derived `Default`) share lines of 64 bytes as they would in memory, until
+//! somebody says that what comes next is aligned ([`Lines::align`]); all else lies on lines of its own. So
+//! false sharing between the fields of a struct is not seen.
 
 use crate::cost;
 use std::panic::Location;
@@ -68,6 +69,18 @@ impl Lines {
         self.push()
     }
 
+    /// So many lines in a row, for data. Returns the first.
+    pub fn make_many(&mut self, lines: u32) -> LineId {
+        let first = self.make();
+        (1..lines).for_each(|_| _ = self.push());
+        first
+    }
+
+    /// What is made next begins a line.
+    pub fn align(&mut self) {
+        self.last_made = None;
+    }
+
     /// A line for an atomic of so many bytes, which may share it with those made just before.
     pub fn make_for(&mut self, bytes: u32, by: &'static Location<'static>) -> LineId {
         let (line, used) = match self.last_made {
@@ -83,14 +96,24 @@ impl Lines {
         LineId::try_from(self.lines.len() - 1).expect("fewer than 2^32 lines")
     }
 
+    /// A locked instruction.
     pub fn write(&mut self, id: LineId, cpu: u32, now: u64) -> Access {
+        self.change(id, cpu, now, cost::RMW_NS)
+    }
+
+    /// A plain store, which takes no more than a load where this CPU has the line.
+    pub fn store(&mut self, id: LineId, cpu: u32, now: u64) -> Access {
+        self.change(id, cpu, now, cost::LOAD_NS)
+    }
+
+    fn change(&mut self, id: LineId, cpu: u32, now: u64, own_ns: u64) -> Access {
         let line = &mut self.lines[id as usize];
         let place = &mut self.caches[cpu as usize][id as usize % CACHE_LINES];
         let cached = *place == (id, line.version);
         line.version = line.version.wrapping_add(1);
         *place = (id, line.version);
         if cached && line.owner == cpu && !line.shared {
-            return Access { done_at: now + cost::RMW_NS, waited: 0, moved: false };
+            return Access { done_at: now + own_ns, waited: 0, moved: false };
         }
         let start = now.max(line.free_at);
         let done_at = start + way(line.owner, cpu, self.cpus_per_socket);

@@ -22,7 +22,7 @@ pub struct MutexGuard<'a, T> {
 
 impl<T> Mutex<T> {
     pub fn new(value: T) -> Mutex<T> {
-        Mutex { id: world::make_lock(), data: std::sync::Mutex::new(value) }
+        Mutex { id: world::make_lock(size_of::<T>()), data: std::sync::Mutex::new(value) }
     }
     #[track_caller]
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
@@ -88,7 +88,7 @@ pub struct RwLockWriteGuard<'a, T> {
 
 impl<T> RwLock<T> {
     pub fn new(value: T) -> RwLock<T> {
-        RwLock { id: world::make_lock(), data: std::sync::RwLock::new(value) }
+        RwLock { id: world::make_lock(size_of::<T>()), data: std::sync::RwLock::new(value) }
     }
     #[track_caller]
     pub fn read(&self) -> LockResult<RwLockReadGuard<'_, T>> {

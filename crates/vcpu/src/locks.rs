@@ -25,6 +25,8 @@ pub struct Waiter {
 
 pub struct LockState {
     pub line: LineId,
+    /// Of data that does not fit beside the lock: one more line is written in each hold.
+    pub data: Option<LineId>,
     /// Shared holders, or `ALONE`.
     holders: u32,
     pub waiters: VecDeque<Waiter>,
@@ -36,8 +38,8 @@ pub struct LockState {
 const ALONE: u32 = u32::MAX;
 
 impl LockState {
-    pub fn new(line: LineId) -> LockState {
-        LockState { line, holders: 0, waiters: VecDeque::new(), held_since: 0, held_at: None }
+    pub fn new(line: LineId, data: Option<LineId>) -> LockState {
+        LockState { line, data, holders: 0, waiters: VecDeque::new(), held_since: 0, held_at: None }
     }
 
     /// Take it if it can be had now. A reader does not pass a writer who waits.

@@ -1,5 +1,5 @@
-//! Where virtual time was lost: by lock (named by the type that it guards) and by atomic (named by where it
-//! is used).
+//! Where virtual time was lost: by lock (named by the type that it guards), by atomic, and by what locks guard
+//! (both named by where they are used).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -31,7 +31,7 @@ impl Counts {
     }
 }
 
-/// A line of the report: a lock over all its call sites, or one place where an atomic or a count is used.
+/// A line of the report: a lock over all its call sites, or one place where an atomic, a count or data is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub name: String,
@@ -39,6 +39,9 @@ pub struct Entry {
     pub worst_site: String,
     pub counts: Counts,
 }
+
+/// The kind of plain data under a lock.
+pub(crate) const DATA: &str = "data";
 
 /// Both are known by address while counting; names are made for the report only.
 type Key = (&'static str, &'static Location<'static>);
@@ -49,7 +52,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// `kind`: the type that a lock guards; empty for an atomic.
+    /// `kind`: the type that a lock guards; empty for an atomic; `DATA`.
     pub fn at(&mut self, kind: &'static str, site: &'static Location<'static>) -> &mut Counts {
         let key = (kind.as_ptr() as usize, std::ptr::from_ref(site) as usize);
         &mut self.counts.entry(key).or_insert_with(|| ((kind, site), Counts::default())).1
@@ -62,8 +65,11 @@ impl Profile {
             .values()
             .map(|((kind, site), counts)| {
                 let site = site_name(site);
-                let name =
-                    if kind.is_empty() { format!("atomic {site}") } else { format!("lock {}", short(kind)) };
+                let name = match *kind {
+                    "" => format!("atomic {site}"),
+                    DATA => format!("data {site}"),
+                    kind => format!("lock {}", short(kind)),
+                };
                 (name, site, *counts)
             })
             .collect();

@@ -18,7 +18,7 @@ use crate::cost;
 use crate::cpus::{Cpu, SLICE_NS};
 use crate::lines::{Access, LineId, Lines};
 use crate::locks::{LockId, LockState, Mode, TaskId, Waiter};
-use crate::profile::Profile;
+use crate::profile::{DATA, Profile};
 use crate::random::Random;
 use crate::switch::{self, Fiber};
 use std::cell::RefCell;
@@ -43,6 +43,10 @@ pub enum Waiting {
     /// As in the kernel: it spins, in a queue, and who holds a lock keeps its CPU.
     Spins,
 }
+
+/// Data of more bytes has a line besides the lock's. Two lines, for what is simulated is larger: each atomic and
+/// lock knows its line.
+const BESIDE_LOCK_BYTES: usize = 128;
 
 /// At one in so many operations, a task loses its CPU for up to so long.
 #[derive(Clone, Copy, Debug)]
@@ -520,6 +524,21 @@ pub(crate) fn make_line_for(bytes: u32, by: &'static Location<'static>) -> LineI
     with(|s| s.lines.make_for(bytes, by))
 }
 
+pub(crate) fn make_lines(lines: u32) -> LineId {
+    with(|s| s.lines.make_many(lines))
+}
+/// What is made next begins a cache line: the alignment of a type.
+pub fn align() {
+    with(|s| s.lines.align());
+}
+
+/// A plain store to a line that a lock guards, by who holds that.
+pub(crate) fn store(line: LineId, site: &'static Location<'static>) {
+    if !std::thread::panicking() {
+        with(|s| s.access(DATA, site, |lines, cpu, now| lines.store(line, cpu, now)));
+    }
+}
+
 pub(crate) fn read(line: LineId, site: &'static Location<'static>) {
     if become_earliest() {
         with(|s| s.access("", site, |lines, cpu, now| lines.read(line, cpu, now)));
@@ -532,16 +551,18 @@ pub(crate) fn write(line: LineId, site: &'static Location<'static>) {
     }
 }
 
-pub(crate) fn make_lock() -> LockId {
+/// A lock that guards so many bytes.
+pub(crate) fn make_lock(bytes: usize) -> LockId {
     with(|s| {
         let line = s.lines.make();
+        let data = (bytes > BESIDE_LOCK_BYTES).then(|| s.lines.make());
         match s.free_locks.pop() {
             Some(id) => {
-                s.locks[id as usize] = LockState::new(line);
+                s.locks[id as usize] = LockState::new(line, data);
                 id
             }
             None => {
-                s.locks.push(LockState::new(line));
+                s.locks.push(LockState::new(line, data));
                 (s.locks.len() - 1) as LockId
             }
         }
@@ -563,8 +584,7 @@ pub(crate) fn try_lock(id: LockId, mode: Mode, kind: &'static str, site: &'stati
         let lock = &mut s.locks[id as usize];
         let taken = lock.try_take(mode);
         if taken {
-            (lock.held_since, lock.held_at) = (now, Some(site));
-            s.count_lock(1);
+            s.begin_hold(id, mode, now, site);
         }
         taken
     })
@@ -607,9 +627,7 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
         counts.waits += 1;
         counts.wait_ns += task.time - start;
         let now = task.time;
-        let lock = &mut s.locks[id as usize];
-        (lock.held_since, lock.held_at) = (now, Some(site));
-        s.count_lock(1);
+        s.begin_hold(id, mode, now, site);
     });
 }
 
@@ -638,6 +656,15 @@ pub(crate) fn unlock(id: LockId, mode: Mode, kind: &'static str) {
 }
 
 impl WorldState {
+    fn begin_hold(&mut self, id: LockId, mode: Mode, now: u64, site: &'static Location<'static>) {
+        let lock = &mut self.locks[id as usize];
+        (lock.held_since, lock.held_at) = (now, Some(site));
+        if let Some(data) = lock.data.filter(|_| mode == Mode::Alone) {
+            self.access(DATA, site, |lines, cpu, now| lines.store(data, cpu, now));
+        }
+        self.count_lock(1);
+    }
+
     /// The running task has one lock more, or less.
     fn count_lock(&mut self, change: i32) {
         if let Some(task) = self.current {
@@ -680,6 +707,11 @@ impl WorldState {
 /// The task that runs.
 pub fn current_task() -> TaskId {
     with(|s| s.current.expect("only tasks wait"))
+}
+
+/// The CPU on which it runs.
+pub fn current_cpu() -> u32 {
+    with(|s| s.current.map_or(0, |task| s.tasks[task as usize].cpu))
 }
 
 /// Sleep until another task calls `wake`. The caller has just noted where that task will find it, with no

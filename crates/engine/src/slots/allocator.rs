@@ -169,7 +169,7 @@ impl Slots {
 
     /// One lock hold's worth: at least one folio, unless none can be had. Returns how many.
     fn alloc_step(&self, want: Want, out: &mut Vec<SlotIndex>) -> usize {
-        let _old = self.old_locks.slots();
+        let _old = self.old_locks.slots_had();
         if let Some(slot) = self.percpu.hint(want.cpu, want.order) {
             let mut state = self.cluster(slot).lock();
             if state.serves(want.order, false) {
@@ -490,9 +490,7 @@ impl Slots {
 
     fn record_in_map(&self, folios: &[SlotIndex], order: Order, group: GroupId) {
         let Some(map) = &self.map else { return };
-        let pages = order.pages();
-        for run in folios.chunk_by(|a, b| b.0 == a.0 + pages && a.cluster() == b.cluster()) {
-            map.record(run[0], run.len() as u32 * pages, group);
-        }
+        // As in the kernel, each by itself.
+        folios.iter().for_each(|folio| map.record(*folio, order.pages(), group));
     }
 }

@@ -43,7 +43,9 @@ impl Slots {
     /// Old forms of the cache's lock, held while pages of one cluster enter or leave the cache.
     #[inline(always)]
     fn trunk_of<T: OfSlot>(&self, run: &[T]) -> Option<Held<'_, CacheTrunk>> {
-        self.old_locks.cache(run[0].slot())
+        let held = self.old_locks.cache(run[0].slot())?;
+        run[1..].iter().for_each(|entry| held.write(entry.slot()));
+        Some(held)
     }
 
     #[inline(always)]

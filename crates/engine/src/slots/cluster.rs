@@ -33,7 +33,7 @@ use super::lock_counts::{self, Counted, Held, LockCounts};
 use super::room::Marks;
 use super::slot_word::{Payload, SlotState, SlotWord};
 use crate::group::GROUPS_MAX;
-use crate::sync::Mutex;
+use crate::sync::{GuardedLines, Mutex};
 use crate::tuning::AUTO_ORDER_MIN;
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, CpuId, FrameId, GroupId, MAX_ORDER, Order, SlotIndex};
 
@@ -72,7 +72,14 @@ pub(super) struct ClusterState {
     marks: Marks,
     /// Blocks were taken, or one has become whole, since the marks were renewed.
     marks_are_old: bool,
+    /// Those of the table: of words, of owners, of the bitmap.
+    lines: GuardedLines,
 }
+
+const LINE_BYTES: usize = 64;
+const LINE_WORDS: usize = LINE_BYTES / size_of::<SlotWord>();
+const WORD_LINES: usize = SLOTS / LINE_WORDS;
+const OWNER_LINES: usize = SLOTS / LINE_BYTES;
 
 /// A cluster whose lock is held.
 pub(super) type ClusterGuard<'a> = Held<'a, ClusterState>;
@@ -122,6 +129,7 @@ impl Cluster {
             taken_by: CpuId(0),
             marks: Marks::NONE,
             marks_are_old: false,
+            lines: GuardedLines::new(WORD_LINES + OWNER_LINES + 1),
         };
         Cluster { state: Mutex::new(state) }
     }
@@ -303,7 +311,10 @@ impl ClusterState {
             table.free[offset / BITS] &= !bit;
             table.words[offset] = SlotWord::allocated();
             table.owners[offset] = owner.0 as u8;
+            self.lines.write(offset / LINE_WORDS);
+            self.lines.write(WORD_LINES + offset / LINE_BYTES);
         }
+        self.lines.write(WORD_LINES + OWNER_LINES);
         self.used += (blocks.len() as u16) << order.0;
         // Taking can only make room less: without a mark there is nothing to renew.
         self.marks_are_old |= makes_table || self.marks != Marks::NONE;
@@ -316,6 +327,8 @@ impl ClusterState {
         assert!(word.state() == SlotState::Dying, "slot {} is released but not dying: {word:?}", slot.0);
         *word = SlotWord::FREE;
         let offset = slot.offset_in_cluster();
+        self.lines.write(WORD_LINES + offset / LINE_BYTES);
+        self.lines.write(WORD_LINES + OWNER_LINES);
         let table = self.table_mut(slot);
         let owner = std::mem::take(&mut table.owners[offset]);
         let bits = &mut table.free[offset / BITS];
@@ -497,6 +510,7 @@ impl ClusterState {
     }
 
     fn word_mut(&mut self, slot: SlotIndex) -> &mut SlotWord {
+        self.lines.write(slot.offset_in_cluster() / LINE_WORDS);
         let word = &mut self.table_mut(slot).words[slot.offset_in_cluster()];
         assert!(word.state() != SlotState::Free, "slot {} is used but free", slot.0);
         word

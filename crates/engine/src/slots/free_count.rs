@@ -8,8 +8,7 @@
 //! A slot is taken off these counters before it is looked for, or when it was found (allocator.rs), and is
 //! added when its cluster is on its list. So at any instant the bitmaps hold at least what is reserved.
 
-use super::percpu::Apart;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Apart, AtomicU64, Ordering};
 use crate::units::CpuId;
 
 /// CPUs that have a counter of their own for what they free; where there are more, they share.
@@ -29,8 +28,8 @@ impl FreeCount {
     pub fn new(slots: u64, cpus: u32) -> FreeCount {
         FreeCount {
             slots,
-            free: Apart(AtomicU64::new(slots)),
-            freed: (0..cpus.clamp(1, FREED_PLACES)).map(|_| Apart(AtomicU64::new(0))).collect(),
+            free: Apart::new(AtomicU64::new(slots)),
+            freed: (0..cpus.clamp(1, FREED_PLACES)).map(|_| Apart::default()).collect(),
         }
     }
 

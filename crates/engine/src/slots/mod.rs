@@ -38,11 +38,11 @@ use self::lists::Lists;
 pub use self::lock_counts::LockTotals;
 use self::lock_counts::{Held, lock_counted, lock_uncounted};
 use self::old_locks::OldLocks;
-use self::percpu::{Apart, PerCpu};
+use self::percpu::PerCpu;
 use self::room::Room;
 use self::scan::Scan;
 use self::slot_word::SlotWord;
-use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{Apart, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::tuning::{CgroupMapForm, LargeFolios, ScanBase, Tuning};
 use crate::units::{CLUSTER_SLOTS, ClusterIndex, FrameId, GroupId, MAX_ORDER, SlotIndex};
 
@@ -149,16 +149,16 @@ impl Slots {
         Slots {
             slots,
             clusters: LazyArray::new(clusters as usize),
-            lists: (0..parts).map(|part| Apart(Mutex::new(Lists::new(clusters, part, parts)))).collect(),
-            next_part: Apart(AtomicU32::new(0)),
+            lists: (0..parts).map(|part| Apart::new(Mutex::new(Lists::new(clusters, part, parts)))).collect(),
+            next_part: Apart::default(),
             percpu: PerCpu::new(places),
             scan: (rotational || tuning.scan_base != ScanBase::Lists)
                 .then(|| Scan::new(clusters, bases, jumps)),
             room: Room::new(clusters),
-            empty: Apart(AtomicU32::new(clusters)),
+            empty: Apart::new(AtomicU32::new(clusters)),
             map: (tuning.cgroup_map != CgroupMapForm::Cluster)
                 .then(|| CgroupMap::new(slots, tuning.cgroup_map)),
-            old_locks: OldLocks::new(clusters, tuning),
+            old_locks: OldLocks::new(clusters, cpus, tuning),
             free: FreeCount::new(u64::from(slots.saturating_sub(1)), cpus),
             retired: AtomicBool::new(false),
             discard: None,

@@ -17,18 +17,13 @@
 //!
 //! Kernel counterpart: `percpu_swap_cluster` (6.14 on).
 
-use crate::sync::{AtomicU32, Ordering};
+use crate::sync::{Apart, AtomicU32, Ordering};
 use crate::units::{CpuId, MAX_ORDER, Order, SlotIndex};
 
 const ORDERS: usize = MAX_ORDER as usize + 1;
 
-/// One CPU's hints, on lines of their own: they are written at every allocation.
-#[repr(align(128))]
-struct Hints([AtomicU32; ORDERS]);
-
-/// A value on cache lines of its own: it is written all the time, and its neighbours are read all the time.
-#[repr(align(128))]
-pub(super) struct Apart<T>(pub T);
+/// One CPU's hints: they are written at every allocation.
+type Hints = Apart<[AtomicU32; ORDERS]>;
 
 pub(super) struct PerCpu {
     cpus: Box<[Hints]>,
@@ -37,7 +32,7 @@ pub(super) struct PerCpu {
 impl PerCpu {
     /// Hints for `count` CPUs: others are folded into them, so with 1 they share.
     pub(super) fn new(count: u32) -> PerCpu {
-        let none = || Hints(std::array::from_fn(|_| AtomicU32::new(0)));
+        let none = || Apart::new(std::array::from_fn(|_| AtomicU32::new(0)));
         PerCpu { cpus: (0..count).map(|_| none()).collect() }
     }
 

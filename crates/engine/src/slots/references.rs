@@ -89,7 +89,7 @@ impl Slots {
 
     /// Releases slots of one cluster, and tells the owner of each that is in its table.
     fn release_of_cluster(&self, cpu: CpuId, run: &[SlotIndex], owned: impl FnMut(GroupId)) {
-        let old = self.old_locks.slots();
+        let old = self.old_locks.slots_given_back(cpu, run.len() as u32);
         let mut state = self.cluster(run[0]).lock();
         run.iter().map(|slot| state.release(*slot)).for_each(owned);
         // The cluster goes to nonfull only when its CPU has left it. Until then no other CPU should come
