@@ -51,7 +51,7 @@ pub struct Device {
     pub full: AtomicBool,
     pub errors: DeviceErrors,
     /// The window by slots, if the device turns: pages are read ahead by it.
-    pub(crate) window: Mutex<HitWindow>,
+    pub(crate) window: HitWindow,
     state: AtomicU8,
     /// When it went off, as a count of changes of state.
     off_since: AtomicU32,
@@ -86,7 +86,7 @@ impl Device {
         }
         let (full, errors) = (AtomicBool::new(false), DeviceErrors::default());
         let state = AtomicU8::new(DeviceState::On as u8);
-        let (window, off_since) = (Mutex::default(), AtomicU32::new(0));
+        let (window, off_since) = (HitWindow::default(), AtomicU32::new(0));
         Device { name, priority, slots, backing, full, errors, window, state, off_since }
     }
 

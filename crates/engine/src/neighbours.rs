@@ -58,13 +58,13 @@ impl SwapIn<'_> {
         }
         let device = self.swap.device(entry);
         if !device.backing.properties().rotational {
-            let mut window = job.space.window();
+            let window = job.space.window();
             window.passed(job.fault.0);
             if ahead {
                 window.hit();
             }
         } else if ahead {
-            lock(&device.window).hit();
+            device.window.hit();
         }
     }
 
@@ -74,6 +74,7 @@ impl SwapIn<'_> {
         let entry = job.pages[0].entry.expect("a swapped page has an entry");
         let device = self.swap.device(entry);
         let max = self.window_max();
+        device.slots.pass_cache(entry.slot);
         let (mut slots, mut behind) = if device.backing.properties().rotational {
             slots_around(device, entry.slot, max)
         } else {
@@ -135,7 +136,7 @@ impl SwapIn<'_> {
 
 /// The slots before and behind a slot on its device, for devices on which seeks dominate.
 fn slots_around(device: &Device, slot: SlotIndex, max: u64) -> (Vec<SlotIndex>, Vec<SlotIndex>) {
-    let window = lock(&device.window).aligned(u64::from(slot.0), max);
+    let window = device.window.aligned(u64::from(slot.0), max);
     let of = |slots: std::ops::Range<u64>| slots.map(|slot| SlotIndex(slot as u32)).collect();
     let last = device.slots.all_slots();
     (of(window.start.max(1)..u64::from(slot.0)), of(u64::from(slot.0) + 1..window.end.min(last + 1)))

@@ -18,6 +18,8 @@
 //! What it does not do: look at page-table words or slots (the caller takes from the window what can be
 //! read).
 
+use crate::sync::AtomicU64;
+use crate::sync::Ordering::Relaxed;
 use std::ops::Range;
 
 /// Hits that a window begins with: the first miss reads a whole one.
@@ -25,39 +27,32 @@ const HITS_AT_FIRST: u64 = 4;
 /// A window that had hits is no smaller.
 const PAGES_WITH_HITS: u64 = 4;
 
-/// A window that grows with hits and shrinks without. Positions are page numbers, or slots.
-#[derive(Clone, Debug)]
-pub struct HitWindow {
-    /// The position that a miss is next to, if it is next to anything.
-    previous: u64,
-    /// Since the last miss.
-    hits: u64,
-    /// The window of the last miss.
-    pages: u64,
-}
+/// A window that grows with hits and shrinks without. Positions are page numbers, or slots. Three words, each
+/// true by itself, as in the kernel: threads that miss at once may take one another's window, and no page
+/// depends on it.
+pub struct HitWindow([AtomicU64; 3]);
 
 impl Default for HitWindow {
     fn default() -> HitWindow {
-        HitWindow { previous: u64::MAX - 1, hits: HITS_AT_FIRST, pages: 0 }
+        HitWindow([u64::MAX - 1, HITS_AT_FIRST, 0].map(AtomicU64::new))
     }
 }
 
 impl HitWindow {
     /// A page was found in the swap cache, where it had been read ahead.
-    pub fn hit(&mut self) {
-        self.hits += 1;
+    pub fn hit(&self) {
+        self.hits().fetch_add(1, Relaxed);
     }
 
     /// The latest fault was here, and needed no read.
-    pub fn passed(&mut self, at: u64) {
-        self.previous = at;
+    pub fn passed(&self, at: u64) {
+        self.previous().store(at, Relaxed);
     }
 
     /// A miss: the pages to read around this address, at most `max`.
-    pub fn around(&mut self, at: u64, max: u64) -> Range<u64> {
-        let previous = self.previous;
-        let pages = self.next_pages(at, max);
-        self.previous = at;
+    pub fn around(&self, at: u64, max: u64) -> Range<u64> {
+        let (previous, _, pages) = self.next_pages(at, max);
+        self.passed(at);
         if at == previous.wrapping_add(1) {
             at..at + pages
         } else if previous == at + 1 {
@@ -69,36 +64,50 @@ impl HitWindow {
     }
 
     /// A miss: the slots to read, at most `max`, which is a power of two.
-    pub fn aligned(&mut self, at: u64, max: u64) -> Range<u64> {
-        let had_hits = self.hits > 0;
-        let pages = self.next_pages(at, max);
-        if !had_hits {
-            self.previous = at;
+    pub fn aligned(&self, at: u64, max: u64) -> Range<u64> {
+        let (_, hits, pages) = self.next_pages(at, max);
+        if hits == 0 {
+            self.passed(at);
         }
         let first = at & !(pages - 1);
         first..first + pages
     }
 
-    fn next_pages(&mut self, at: u64, max: u64) -> u64 {
-        let is_next = at == self.previous.wrapping_add(1) || self.previous == at + 1;
-        let wanted = match self.hits {
+    /// The position before, the hits since, and the pages.
+    fn next_pages(&self, at: u64, max: u64) -> (u64, u64, u64) {
+        let (previous, hits) = (self.previous().load(Relaxed), self.hits().swap(0, Relaxed));
+        let is_next = at == previous.wrapping_add(1) || previous == at + 1;
+        let wanted = match hits {
             0 if is_next => 2,
             0 => 1,
             hits => (hits + 2).next_power_of_two().max(PAGES_WITH_HITS),
         };
-        self.hits = 0;
-        self.pages = wanted.max(self.pages / 2).clamp(1, max);
-        self.pages
+        let pages = wanted.max(self.pages().load(Relaxed) / 2).clamp(1, max);
+        self.pages().store(pages, Relaxed);
+        (previous, hits, pages)
+    }
+
+    /// The position that a miss is next to, if it is next to anything.
+    fn previous(&self) -> &AtomicU64 {
+        &self.0[0]
+    }
+    /// Since the last miss.
+    fn hits(&self) -> &AtomicU64 {
+        &self.0[1]
+    }
+    /// The window of the last miss.
+    fn pages(&self) -> &AtomicU64 {
+        &self.0[2]
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(any(loom, shuttle, simulated))))]
 mod tests {
     use super::*;
 
     #[test]
     fn a_window_without_hits_shrinks_to_one_page() {
-        let mut window = HitWindow::default();
+        let window = HitWindow::default();
         let far = [5000, 9000, 100, 7000, 300, 20_000];
         assert_eq!(
             far.map(|at| window.around(at, 8)),
@@ -110,17 +119,17 @@ mod tests {
 
     #[test]
     fn a_window_goes_the_way_of_its_hits() {
-        let mut window = HitWindow::default();
+        let window = HitWindow::default();
         assert_eq!(window.around(1000, 8), 997..1005);
-        let hits = |window: &mut HitWindow, pages: Range<u64>| {
+        let hits = |window: &HitWindow, pages: Range<u64>| {
             for at in pages {
                 window.hit();
                 window.passed(at);
             }
         };
-        hits(&mut window, 1001..1005);
+        hits(&window, 1001..1005);
         assert_eq!(window.around(1005, 8), 1005..1013, "upwards");
-        hits(&mut window, 1006..1013);
+        hits(&window, 1006..1013);
         assert_eq!(window.around(1013, 4), 1013..1017, "as many as may be");
         window.passed(501);
         assert_eq!(window.around(500, 8), 499..501, "downwards; the two that come without a hit");
@@ -129,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_window_of_slots_is_aligned() {
-        let mut window = HitWindow::default();
+        let window = HitWindow::default();
         assert_eq!(window.aligned(1003, 8), 1000..1008);
         assert_eq!(window.aligned(1010, 8), 1008..1012, "half");
         assert_eq!(window.aligned(1011, 8), 1010..1012, "next to the miss before");

@@ -31,6 +31,17 @@ impl Slots {
         there
     }
 
+    /// A page that is read with its neighbours goes into the kernel's cache, and out of it when it is mapped.
+    /// Nobody could find it there, for its fault has claimed it: old forms of the cache's lock are taken.
+    pub(crate) fn pass_cache(&self, slot: SlotIndex) {
+        if self.old_locks.has_cache_locks() {
+            for _ in ["in", "out"] {
+                let _old = self.old_locks.cache(slot);
+                let _state = self.cluster(slot).lock();
+            }
+        }
+    }
+
     /// The frame that holds the slot's page, pinned until `cache_unpin`: it will not be given back before
     /// that. A frame that has left the cache and is still pinned by others is found too; its bytes are the
     /// slot's. The frame of a page that was read ahead is not pinned: it leaves the cache, and is the

@@ -48,7 +48,7 @@ pub struct Space {
     lru: Mutex<Queues>,
     streams: Mutex<Streams>,
     trust: Mutex<Trust>,
-    window: Mutex<HitWindow>,
+    window: HitWindow,
     pointers: Mutex<Pointers>,
     chunks: RwLock<BTreeMap<u64, Arc<Chunk>>>,
     next_stamp: AtomicU64,
@@ -83,7 +83,7 @@ impl Space {
             lru: Mutex::new(Queues::default()),
             streams: Mutex::new(Streams::empty()),
             trust: Mutex::new(Trust::default()),
-            window: Mutex::new(HitWindow::default()),
+            window: HitWindow::default(),
             pointers: Mutex::new(Pointers::default()),
             chunks: RwLock::new(BTreeMap::new()),
             next_stamp: AtomicU64::new(1),
@@ -246,8 +246,8 @@ impl Space {
     }
 
     /// The pages around its faults that are read ahead.
-    pub(crate) fn window(&self) -> MutexGuard<'_, HitWindow> {
-        lock(&self.window)
+    pub(crate) fn window(&self) -> &HitWindow {
+        &self.window
     }
 
     /// What of the pages that its pages name is touched soon.
