@@ -17,6 +17,7 @@
 use crate::device::{DeviceKind, Faults, SimDevice};
 use crate::fragments::{Fragmented, Fragments};
 use crate::host::{BATCH_PAGES, Host, Process, Reclaim, Worker};
+use crate::kernel::{Form, Kernel};
 use crate::pagers::Pagers;
 use crate::target::{Folios, Target};
 use crate::zipf::{SIX_FIFTHS, Zipf};
@@ -54,7 +55,7 @@ pub enum Work {
     Pager,
     /// The kernel's: a fault is an exception, pages are read to where they will be, and written from where
     /// they were.
-    Kernel,
+    Kernel(Form),
 }
 
 /// In what pieces pages leave.
@@ -172,9 +173,12 @@ pub fn measure(setup: &Setup) -> Measured {
         preemption: None,
         waiting: match setup.work {
             Work::Pager => Waiting::Sleeps,
-            Work::Kernel => Waiting::Spins,
+            Work::Kernel(_) => Waiting::Spins,
         },
     });
+    if matches!(setup.work, Work::Kernel(form) if form.counts_cache) {
+        world.counts_in_holds_of("CacheTrunk");
+    }
     let measured = run_setup(setup);
     Measured { profile: world.profile().report(), ..measured }
 }
@@ -182,6 +186,10 @@ pub fn measure(setup: &Setup) -> Measured {
 /// All but the profile.
 fn run_setup(setup: &Setup) -> Measured {
     let host = Rc::new(make_host(setup));
+    if let Work::Kernel(form) = setup.work {
+        let kernel = Kernel::new(form, setup.cpus, setup.cpus_per_socket);
+        *host.kernel.borrow_mut() = Some(Rc::new(kernel));
+    }
     let fragments =
         setup.fragmented.map(|how| Fragments::make(how, setup.seed, setup.pages_out(), &host.engine));
     let pagers = match setup.reclaim {
@@ -346,16 +354,17 @@ impl Setup {
     }
 
     fn folios(&self) -> Folios {
-        let order = self.folio_order();
-        let unmapped = if self.tuning.large_folios == LargeFolios::Split { Order::ZERO } else { order };
-        Folios { order, pieces: (self.unmaps == Pieces::Folio).then_some(unmapped) }
+        let (order, leave) = (self.folio_order(), self.leaving_order());
+        Folios { order, leave, unmapped_by_run: self.unmaps == Pieces::Batch }
+    }
+
+    fn leaving_order(&self) -> Order {
+        if self.tuning.large_folios == LargeFolios::Split { Order::ZERO } else { self.folio_order() }
     }
 
     /// The order of what is read or written in one request; None: the batch is.
     fn requested(&self) -> Option<Order> {
-        let split = self.tuning.large_folios == LargeFolios::Split;
-        let order = if split { Order::ZERO } else { self.folio_order() };
-        (self.requests == Pieces::Folio).then_some(order)
+        (self.requests == Pieces::Folio).then_some(self.leaving_order())
     }
 }
 
@@ -417,7 +426,9 @@ fn make_host(setup: &Setup) -> Host {
     let made: Vec<(Device, Arc<SimDevice>)> = (0..setup.devices)
         .map(|n| {
             let sim = SimDevice::new(setup.kind, slots, Faults::default(), Arc::clone(&lost));
-            let sim = Arc::new(sim.rotating(setup.by_slot).in_pieces(setup.requested()));
+            let is_fresh = matches!(setup.pattern, Pattern::Fresh { full: false });
+            let sim = sim.rotating(setup.by_slot).in_pieces(setup.requested()).fresh(is_fresh);
+            let sim = Arc::new(sim);
             let backing: Arc<dyn Backing> = sim.clone();
             let table = Slots::new(slots, setup.engine_cpus(), false, &setup.tuning);
             (Device::new(format!("device {n}"), 0, table, vcpu::Arc::from_std(backing)), sim)
@@ -434,7 +445,7 @@ fn populate(setup: &Setup, host: &Host) -> Vec<Rc<Process>> {
     let pages = setup.pages_per_task * u64::from(setup.threads) - setup.fresh_pages();
     let target = || {
         let target = Target::new(Arc::default()).of_folios(setup.folios());
-        if setup.work == Work::Kernel { target.of_the_kernel() } else { target }
+        if matches!(setup.work, Work::Kernel(_)) { target.of_the_kernel() } else { target }
     };
     let new = |_| host.add_process(Arc::new(target()), setup.threads == 1);
     let processes: Vec<Rc<Process>> = (0..setup.tasks.div_ceil(setup.threads)).map(new).collect();

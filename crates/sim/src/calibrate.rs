@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   here        instructions, cache lines, LZ4, memory, what one thread costs another
-//!   kernel.rs   faults, userfaultfd, moves, splits, staging
+//!   kernel.rs   faults, userfaultfd, moves, splits, staging, reclaim
 //! ```
 //!
 //! The only part of the simulator that looks at a real clock. Its findings are shown and change nothing:
@@ -130,6 +130,12 @@ fn of_the_kernel() -> Vec<Measure> {
         m("each further page of a fresh huge page", cost::FRESH_PAGE_NS, {
             less(first_huge, first).map(|ns| ns / (huge - 1) as f64)
         }),
+        m(
+            "MADV_PAGEOUT, a page of zeros",
+            cost::MOVE_RUN_NS + cost::RECLAIM_FOLIO_NS + cost::RECLAIM_PAGE_NS,
+            kernel::page_out(false),
+        ),
+        m("MADV_PAGEOUT, a page of a huge one", cost::RECLAIM_PAGE_NS, kernel::page_out(true)),
         m("a huge page is split", cost::SPLIT_PAGE_NS * huge, split),
     ]
 }

@@ -52,6 +52,8 @@ struct Inner {
     /// Reads under way on each queue, with the time at which they end.
     started: BTreeMap<u32, Vec<(u64, ReadRequest)>>,
     random: Random,
+    /// Slots whose page a RAM disk has not allocated yet.
+    fresh: Vec<bool>,
 }
 
 pub struct SimDevice {
@@ -69,8 +71,8 @@ pub struct SimDevice {
 
 impl SimDevice {
     pub fn new(kind: DeviceKind, slots: u32, faults: Faults, lost: Arc<Lost>) -> SimDevice {
-        let inner =
-            Inner { store: Store::default(), started: BTreeMap::new(), random: Random::new(faults.seed) };
+        let (store, started, random) = (Store::default(), BTreeMap::new(), Random::new(faults.seed));
+        let inner = Inner { store, started, random, fresh: Vec::new() };
         let (discard, keeps, rotational, pieces) = (false, false, false, None);
         SimDevice { kind, slots, faults, discard, keeps, rotational, pieces, lost, inner: Mutex::new(inner) }
     }
@@ -89,6 +91,13 @@ impl SimDevice {
     /// The same, said to turn: pages are read ahead by slot. Costs nothing more.
     pub fn rotating(self, rotational: bool) -> SimDevice {
         SimDevice { rotational, ..self }
+    }
+
+    /// The same of which no page was ever written: a RAM disk allocates it then, and zeroes it.
+    pub fn fresh(self, fresh: bool) -> SimDevice {
+        let slots = if fresh && self.kind == DeviceKind::RamDisk { self.slots as usize } else { 0 };
+        self.lock().fresh = vec![true; slots];
+        self
     }
 
     /// The same with a request for each folio of that order.
@@ -185,7 +194,10 @@ impl Backing for SimDevice {
         let (request, page) = self.write_cost();
         step(request * self.requests(pages.iter().map(|write| &write.slot)));
         for write in pages {
-            step(page);
+            let mut inner = self.lock();
+            let is_fresh = inner.fresh.get_mut(write.slot.0 as usize).is_some_and(std::mem::take);
+            drop(inner);
+            step(page + if is_fresh { cost::FRESH_PAGE_NS } else { 0 });
             let mut inner = self.lock();
             let error = if self.faults.away_until().is_some() {
                 Some(BackingError::Short(11))

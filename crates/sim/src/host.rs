@@ -13,6 +13,7 @@
 //! whom reclaim spares.
 
 use crate::device::SimDevice;
+use crate::kernel::Kernel;
 use crate::object::SharedSpace;
 use crate::target::{Event, Target, Touch};
 use memspill_engine_sim::backing::{Backing, QueueId};
@@ -105,6 +106,8 @@ pub struct Host {
     pub objects: RefCell<Vec<Rc<SharedSpace>>>,
     pub reclaim: Cell<Reclaim>,
     pub pagers: RefCell<Option<Rc<dyn WhoWaits>>>,
+    /// None: the pager is simulated.
+    pub kernel: RefCell<Option<Rc<Kernel>>>,
     pub stopping: Cell<bool>,
     /// Frames are charged, as in the pager. Without that, budgets may be smaller than the buffers of a few
     /// batches.
@@ -126,6 +129,7 @@ impl Host {
             objects: RefCell::default(),
             reclaim: Cell::new(reclaim),
             pagers: RefCell::new(None),
+            kernel: RefCell::new(None),
             stopping: Cell::new(false),
             counts_frames: Cell::new(true),
             next_space: Cell::new(1),
@@ -254,6 +258,10 @@ impl Host {
         evictor: MutexGuard<'_, EvictorLock>,
     ) -> usize {
         let engine = &self.engine;
+        let kernel = self.kernel.borrow().clone();
+        if let Some(kernel) = kernel {
+            kernel.isolate(vcpu::current_cpu(), process.target.folios_of(BATCH_PAGES));
+        }
         let batch = process.batch.lock().expect("batch");
         let (shrunk, write_out) = engine.shrink(cpu, &process.space, BATCH_PAGES);
         drop(batch);
@@ -340,6 +348,8 @@ pub struct Worker {
     pub queue: QueueId,
     scratch: Scratch,
     put_off: Vec<FillJob>,
+    /// Folios that have come, and that the kernel has put on no list yet.
+    unlisted: u32,
     /// Memory that the kernel has given, and that the engine has not learned of yet.
     grown: Range<u64>,
 }
@@ -352,6 +362,7 @@ impl Worker {
             queue: QueueId(queue),
             scratch: Scratch::default(),
             put_off: Vec::new(),
+            unlisted: 0,
             grown: 0..0,
         }
     }
@@ -374,11 +385,23 @@ impl Worker {
         add(&host.engine.stats().on(self.cpu).pgfault, 1);
         if process.target.is_of_the_kernel() {
             vcpu::spend(cost::KERNEL_FAULT_NS);
+            // It looks into the swap cache.
+            vcpu::count();
         } else {
             vcpu::spend(cost::FAULT_NS);
             self.read_messages(process);
         }
         self.serve_here(process, &process.space, Fault { vpn, write, urgent: false, favoured: false });
+        self.note_come();
+    }
+
+    /// A folio has come, of which the kernel's lists learn.
+    fn note_come(&mut self) {
+        let kernel = self.host.kernel.borrow().clone();
+        if let Some(kernel) = kernel {
+            vcpu::spend(kernel.form.fault_ns);
+            kernel.add(vcpu::current_cpu(), &mut self.unlisted);
+        }
     }
 
     /// Serve the process's own fault, and wait for the room that it takes.
@@ -470,6 +493,7 @@ impl Worker {
     pub fn grow(&mut self, process: &Rc<Process>, pages: Range<u64>) {
         vcpu::step(cost::FIRST_STORE_NS + cost::FRESH_PAGE_NS * (pages.end - pages.start - 1));
         process.target.grow(pages.start, pages.end);
+        self.note_come();
         self.grown = if self.grown.is_empty() { pages } else { self.grown.start..pages.end };
         if self.grown.end - self.grown.start >= GROWN_PAGES {
             self.end_growth(process);

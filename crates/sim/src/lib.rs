@@ -18,6 +18,7 @@ pub mod device;
 mod figures;
 pub mod fragments;
 mod host;
+pub mod kernel;
 mod object;
 mod pagers;
 pub mod policy;

@@ -4,7 +4,7 @@
 //! ```text
 //!   threads.rs   a Thread for each table: its Cases (machines), their settings, the counts it argues with
 //!   here         measure them with each seed, and make the rows
-//!   figures.rs   the table of what was published, with a verdict for each figure
+//!   figures.rs   the table of what was published, with a verdict for each figure; the first one
 //! ```
 //!
 //! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen
@@ -52,7 +52,7 @@ pub fn seeds(options: &Options, command: String, mut begins: impl FnMut(usize, u
     };
     let mut tables: Vec<Table> =
         asked().map(|thread| table(thread, options, &mut figures, &mut next)).collect();
-    tables.push(figures::table(figures));
+    tables.insert(0, figures::table(figures));
     let seeds = match options.seeds {
         1 => "One seed.".into(),
         n => format!("Each figure is the median of {n} seeds, a change that of the changes of each seed."),
@@ -86,11 +86,10 @@ fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, next: &mut 
         }
         let settings = measure_all(thread, case, options, &mut table.notes, next);
         let Some((_, first)) = settings.first() else { continue };
-        let group = format!("{}: {}", thread.title, case.machine);
         for (n, (setting, runs)) in settings.iter().enumerate() {
             let change = if n == 0 { Cell::Nothing } else { thread.metric.change(first, runs) };
             table.rows.push(row(thread, case, setting, runs, change));
-            figures.extend(setting.figures.iter().map(|f| f.row(&group, &setting.name(), first, runs)));
+            figures.extend(setting.figures.iter().map(|f| f.row(thread.title, first, runs)));
         }
     }
     table.notes.dedup();

@@ -42,8 +42,10 @@ pub struct Folios {
     /// The order of the pages that it gets with one fault, and that the kernel has to split before one of
     /// them leaves by itself.
     pub order: Order,
-    /// The order of what is unmapped in one step; None: whole runs are.
-    pub pieces: Option<Order>,
+    /// The order in which they leave: this, or one that is split is less.
+    pub leave: Order,
+    /// What is unmapped in one step: a run, or a folio that leaves.
+    pub unmapped_by_run: bool,
 }
 
 struct Waiter {
@@ -81,7 +83,7 @@ impl Target {
         Target {
             inner: Mutex::default(),
             lost,
-            folios: Folios { order: Order::ZERO, pieces: None },
+            folios: Folios { order: Order::ZERO, leave: Order::ZERO, unmapped_by_run: true },
             by_kernel: false,
             mapper: AtomicU32::new(0),
         }
@@ -234,7 +236,9 @@ impl Target {
     /// What a run costs beyond its pages.
     fn unmap_cost(&self, run: PageRun) -> u64 {
         let (first, last) = (run.vpn.0, run.vpn.0 + u64::from(run.pages) - 1);
-        let pieces = self.folios.pieces.map_or(1, |order| (last >> order.0) - (first >> order.0) + 1);
+        let leave = self.folios.leave.0;
+        let leaving = (last >> leave) - (first >> leave) + 1;
+        let pieces = if self.folios.unmapped_by_run { 1 } else { leaving };
         let order = self.folios.order;
         let folio_pages = u64::from(order.pages());
         let mut inner = self.lock();
@@ -242,10 +246,20 @@ impl Target {
         for folio in first >> order.0..=last >> order.0 {
             let leaves_whole = first <= folio << order.0 && (folio + 1) << order.0 <= last + 1;
             if inner.whole.remove(&folio) && !leaves_whole {
-                split_ns += cost::SPLIT_PAGE_NS * folio_pages;
+                split_ns += cost::SPLIT_FOLIO_NS + cost::SPLIT_PAGE_NS * folio_pages;
             }
         }
-        pieces * cost::MOVE_RUN_NS + split_ns
+        let by_kernel = if self.by_kernel {
+            cost::RECLAIM_FOLIO_NS * leaving + cost::RECLAIM_PAGE_NS * u64::from(run.pages)
+        } else {
+            0
+        };
+        pieces * cost::MOVE_RUN_NS + by_kernel + split_ns
+    }
+
+    /// How many of those that leave are so many pages?
+    pub fn folios_of(&self, pages: usize) -> usize {
+        (pages >> self.folios.leave.0).max(1)
     }
 
     fn fill(&self, vpn: Vpn, stamps: impl ExactSizeIterator<Item = u64>, were_read: bool) -> Fill {
@@ -316,10 +330,11 @@ impl Memory for Target {
                     Err(refusal) => refusal,
                 });
             }
-            spend(cost::MOVE_PAGE_NS * u64::from(run.pages));
+            let page_ns = if self.by_kernel { 0 } else { cost::MOVE_PAGE_NS };
+            spend(page_ns * u64::from(run.pages));
         }
-        let staged = if self.by_kernel { 0 } else { cost::STAGE_PAGE_NS };
-        memspill_vcpu::step(bell + (staged + cost::IS_ZERO_NS) * moved as u64);
+        let staged = if self.by_kernel { 0 } else { cost::STAGE_PAGE_NS + cost::IS_ZERO_NS };
+        memspill_vcpu::step(bell + staged * moved as u64);
     }
 
     fn put(&self, vpn: Vpn, pages: &[Page]) -> Fill {
@@ -349,8 +364,9 @@ impl Memory for Target {
 mod tests {
     use super::*;
 
-    fn of_16_pages(pieces: Option<Order>) -> Target {
-        let target = Target::new(Arc::default()).of_folios(Folios { order: Order(4), pieces });
+    fn of_16_pages(leave: Order, unmapped_by_run: bool) -> Target {
+        let folios = Folios { order: Order(4), leave, unmapped_by_run };
+        let target = Target::new(Arc::default()).of_folios(folios);
         (0..64).step_by(16).for_each(|folio| target.grow(folio, folio + 16));
         target
     }
@@ -360,8 +376,8 @@ mod tests {
 
     #[test]
     fn a_folio_is_split_once_unless_it_leaves_whole() {
-        let target = of_16_pages(None);
-        let split = 16 * cost::SPLIT_PAGE_NS;
+        let target = of_16_pages(Order(4), true);
+        let split = cost::SPLIT_FOLIO_NS + 16 * cost::SPLIT_PAGE_NS;
         assert_eq!(cost_of(&target, 0, 16), cost::MOVE_RUN_NS);
         assert_eq!(cost_of(&target, 17, 1), cost::MOVE_RUN_NS + split);
         assert_eq!(cost_of(&target, 18, 1), cost::MOVE_RUN_NS, "it is split by now");
@@ -370,10 +386,21 @@ mod tests {
 
     #[test]
     fn a_run_is_unmapped_at_once_or_in_its_pieces() {
-        assert_eq!(cost_of(&of_16_pages(None), 0, 64), cost::MOVE_RUN_NS);
-        assert_eq!(cost_of(&of_16_pages(Some(Order(4))), 0, 64), 4 * cost::MOVE_RUN_NS);
-        let split = 4 * 16 * cost::SPLIT_PAGE_NS;
-        let page_by_page: u64 = (0..64).map(|page| cost_of(&of_16_pages(Some(Order(0))), page, 1)).sum();
-        assert_eq!(page_by_page, 64 * cost::MOVE_RUN_NS + 16 * split, "each time a fresh target");
+        assert_eq!(cost_of(&of_16_pages(Order(4), true), 0, 64), cost::MOVE_RUN_NS);
+        assert_eq!(cost_of(&of_16_pages(Order(4), false), 0, 64), 4 * cost::MOVE_RUN_NS);
+        let target = of_16_pages(Order::ZERO, false);
+        let page_by_page: u64 = (0..64).map(|page| cost_of(&target, page, 1)).sum();
+        let split = cost::SPLIT_FOLIO_NS + 16 * cost::SPLIT_PAGE_NS;
+        assert_eq!(page_by_page, 64 * cost::MOVE_RUN_NS + 4 * split);
+    }
+
+    #[test]
+    fn the_kernels_reclaim_costs_something_for_a_folio_and_a_page() {
+        let of_the_kernel = |leave| of_16_pages(leave, false).of_the_kernel();
+        let (folio, page) = (cost::MOVE_RUN_NS + cost::RECLAIM_FOLIO_NS, cost::RECLAIM_PAGE_NS);
+        assert_eq!(cost_of(&of_the_kernel(Order(4)), 0, 64), 4 * folio + 64 * page);
+        let target = of_the_kernel(Order::ZERO);
+        let page_by_page: u64 = (0..64).map(|page| cost_of(&target, page, 1)).sum();
+        assert!(page_by_page > 64 * (folio + page), "they are split, too");
     }
 }

@@ -2,7 +2,7 @@
 //! what they are about.
 
 use memspill_sim::seeds::{self, Options};
-use memspill_tables::{Cell, Form, Report, Row, Table};
+use memspill_tables::{Cell, Form, Report, Row, Table, Unit};
 
 /// Virtual milliseconds of each setting.
 const MS: u64 = 2;
@@ -80,39 +80,45 @@ fn every_setting_is_measured_and_the_mechanisms_show() {
     assert!(apart.iter().all(|(shared, apart)| *shared > 1.5 * apart), "waits for trunks: {apart:?}");
     let name = "slot-batch=64 cache-batch=32 (unmaps in batches)";
     let batched = pairs(table(&report, "001"), "cluster_locks_per_page", name);
-    assert!(batched.iter().all(|(single, batched)| *single > 1.3 * batched), "locks a page: {batched:?}");
+    // Pages come back one by one in both forms, and take locks of their own.
+    let [fresh @ .., (single, some)] = &batched[..] else { panic!("{batched:?}") };
+    let fewer = fresh.iter().all(|(single, batched)| *single > 30.0 * batched) && *single > some + 0.8;
+    assert!(fewer, "locks a page: {batched:?}");
     let free = pairs(table(&report, "002"), "cgroup_locks_per_page", "cgroup-map=lock-free folio=4K");
     assert!(free.iter().all(|(locked, free)| *locked > 0.0 && *free == 0.0), "locks of the map: {free:?}");
-    let auto = pairs(table(&report, "003"), "readahead_share", "readahead=auto");
+    let auto = pairs(table(&report, "003"), "readahead_share", "readahead=auto folio=4K");
     let [(random, 0.0), (zipf, 0.0), (in_order, 0.0)] = auto[..] else { panic!("readahead: {auto:?}") };
     assert!(
         random < 0.3 && zipf < 0.3 && in_order > 0.8,
         "the kernel's readahead goes by its hits: {auto:?}"
     );
-    let bypassed = pairs(table(&report, "003"), "cache_bypass_share", "readahead=auto");
+    let bypassed = pairs(table(&report, "003"), "cache_bypass_share", "readahead=auto folio=4K");
     assert!(bypassed.iter().all(|(always, auto)| *always == 0.0 && *auto > 0.8), "bypass: {bypassed:?}");
-    assert_eq!(
-        Form::Json.of(&report),
-        Form::Json.of(&self::report(1)),
-        "a seed makes the same tables each time"
-    );
+    each_published_figure_has_one_beside_it_and_a_verdict(table(&report, "figures"));
+}
+
+fn each_published_figure_has_one_beside_it_and_a_verdict(figures: &Table) {
+    assert_eq!(figures.rows.len(), 22, "so many the threads have published");
+    let words = |row: &Row, key| match &row.cells[figures.column(key).expect("a column")] {
+        Cell::Words(words) => words.clone(),
+        cell => cell.shown(Unit::Words),
+    };
+    for row in &figures.rows {
+        of(figures, row, "here");
+        assert!(["yes", "no"].contains(&words(row, "agrees").as_str()), "{}", row.setting);
+        assert!(row.published.is_some(), "{}", row.setting);
+    }
 }
 
 #[test]
-fn each_published_figure_has_one_beside_it_and_a_verdict_and_seeds_have_a_spread() {
-    let options = Options { first_seed: 1, seeds: 2, ms: 1, thread: None };
-    let report = seeds::seeds(&options, "seeds".into(), |_, _, _| ());
-    let figures = table(&report, "figures");
-    for thread in ["000", "001", "002", "003", "004"] {
-        assert!(figures.rows.iter().any(|row| row.group.starts_with(thread)), "{thread} has no figure");
-    }
-    assert_eq!(figures.rows.len(), 22, "so many the threads have published");
-    for row in &figures.rows {
-        let spread = row.cells[0].number().unwrap_or_else(|| panic!("{}: nothing", row.setting));
-        assert_eq!(spread.samples, 2, "{}", row.setting);
-        assert!(matches!(&row.cells[1], Cell::Words(words) if ["yes", "no"].contains(&words.as_str())));
-        assert!(row.published.is_some(), "{}", row.setting);
-    }
-    let differ = |row: &Row| row.cells[0].number().is_some_and(|spread| spread.least < spread.most);
-    assert!(figures.rows.iter().any(differ), "two seeds are not the same");
+fn a_seed_makes_the_same_tables_each_time_and_two_differ() {
+    let of = |seeds| {
+        let options = Options { first_seed: 1, seeds, ms: 1, thread: Some("003".into()) };
+        seeds::seeds(&options, "seeds".into(), |_, _, _| ())
+    };
+    let two = of(2);
+    assert_eq!(Form::Json.of(&two), Form::Json.of(&of(2)));
+    let spreads = table(&two, "figures").rows.iter().filter_map(|row| row.cells[0].number());
+    assert!(spreads.clone().all(|spread| spread.samples == 2));
+    assert!(spreads.clone().any(|spread| spread.least < spread.most), "two seeds are not the same");
 }

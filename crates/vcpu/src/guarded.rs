@@ -7,7 +7,7 @@ use crate::lines::LineId;
 use crate::world;
 use std::panic::Location;
 
-/// So many lines in a row.
+/// Some lines in a row.
 pub struct GuardedLines {
     first: LineId,
     lines: u32,

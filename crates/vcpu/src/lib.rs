@@ -36,8 +36,8 @@ pub use locks::TaskId;
 pub use std::sync::atomic::Ordering;
 pub use wait::Signal;
 pub use world::{
-    Machine, Preemption, Waiting, World, align, block, cpu_time, current_cpu, current_task, now, run, sleep,
-    sleep_until, spawn, spawn_floating, spend, step, untimed, wake,
+    Machine, Preemption, Waiting, World, align, block, count, cpu_time, current_cpu, current_task, now, run,
+    sleep, sleep_until, spawn, spawn_floating, spend, step, untimed, wake,
 };
 
 /// The body of a bounded spin.

@@ -69,14 +69,14 @@ impl Lines {
         self.push()
     }
 
-    /// So many lines in a row, for data. Returns the first.
+    /// Lines in a row, for data. Returns the first.
     pub fn make_many(&mut self, lines: u32) -> LineId {
         let first = self.make();
         (1..lines).for_each(|_| _ = self.push());
         first
     }
 
-    /// What is made next begins a line.
+    /// The next thing that is made begins a line.
     pub fn align(&mut self) {
         self.last_made = None;
     }

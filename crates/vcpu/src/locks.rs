@@ -25,7 +25,7 @@ pub struct Waiter {
 
 pub struct LockState {
     pub line: LineId,
-    /// Of data that does not fit beside the lock: one more line is written in each hold.
+    /// A line of data that does not fit beside the lock, which is written in each hold.
     pub data: Option<LineId>,
     /// Shared holders, or `ALONE`.
     holders: u32,

@@ -1,5 +1,5 @@
-//! Where virtual time was lost: by lock (named by the type that it guards), by atomic, and by what locks guard
-//! (both named by where they are used).
+//! Where virtual time was lost: by lock (named by the type that it guards), by atomic, and by what locks
+//! guard (both named by where they are used).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -31,7 +31,8 @@ impl Counts {
     }
 }
 
-/// A line of the report: a lock over all its call sites, or one place where an atomic, a count or data is used.
+/// A line of the report: a lock over all its call sites, or one place where an atomic, a count or data is
+/// used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     pub name: String,

@@ -44,8 +44,8 @@ pub enum Waiting {
     Spins,
 }
 
-/// Data of more bytes has a line besides the lock's. Two lines, for what is simulated is larger: each atomic and
-/// lock knows its line.
+/// Larger data has a line besides the lock's. Two lines' worth, for each atomic and lock is larger here: it
+/// knows its line.
 const BESIDE_LOCK_BYTES: usize = 128;
 
 /// At one in so many operations, a task loses its CPU for up to so long.
@@ -102,6 +102,8 @@ struct WorldState {
     ended_at: u64,
     preemption: Option<(Random, Preemption)>,
     waiting: Waiting,
+    /// A line that is written in each hold of locks that guard the type of this name.
+    counted: Option<(&'static str, LineId)>,
     profile: Profile,
 }
 
@@ -145,11 +147,17 @@ impl World {
             ended_at: 0,
             preemption,
             waiting: machine.waiting,
+            counted: None,
             profile: Profile::default(),
         };
         let before = WORLD.replace(Some(state));
         assert!(before.is_none(), "one world at a time");
         World(())
+    }
+
+    /// One counter for all locks that guard the type of this name is written in each hold of one.
+    pub fn counts_in_holds_of(&self, name: &'static str) {
+        with(|s| s.counted = Some((name, s.lines.make())));
     }
 
     /// What locks and atomics have cost so far.
@@ -527,7 +535,7 @@ pub(crate) fn make_line_for(bytes: u32, by: &'static Location<'static>) -> LineI
 pub(crate) fn make_lines(lines: u32) -> LineId {
     with(|s| s.lines.make_many(lines))
 }
-/// What is made next begins a cache line: the alignment of a type.
+/// The next thing that is made begins a cache line: the alignment of a type.
 pub fn align() {
     with(|s| s.lines.align());
 }
@@ -584,7 +592,7 @@ pub(crate) fn try_lock(id: LockId, mode: Mode, kind: &'static str, site: &'stati
         let lock = &mut s.locks[id as usize];
         let taken = lock.try_take(mode);
         if taken {
-            s.begin_hold(id, mode, now, site);
+            s.begin_hold(id, mode, kind, now, site);
         }
         taken
     })
@@ -627,7 +635,7 @@ pub(crate) fn lock(id: LockId, mode: Mode, kind: &'static str, site: &'static Lo
         counts.waits += 1;
         counts.wait_ns += task.time - start;
         let now = task.time;
-        s.begin_hold(id, mode, now, site);
+        s.begin_hold(id, mode, kind, now, site);
     });
 }
 
@@ -656,11 +664,21 @@ pub(crate) fn unlock(id: LockId, mode: Mode, kind: &'static str) {
 }
 
 impl WorldState {
-    fn begin_hold(&mut self, id: LockId, mode: Mode, now: u64, site: &'static Location<'static>) {
+    fn begin_hold(
+        &mut self,
+        id: LockId,
+        mode: Mode,
+        kind: &'static str,
+        now: u64,
+        site: &'static Location<'static>,
+    ) {
         let lock = &mut self.locks[id as usize];
         (lock.held_since, lock.held_at) = (now, Some(site));
         if let Some(data) = lock.data.filter(|_| mode == Mode::Alone) {
             self.access(DATA, site, |lines, cpu, now| lines.store(data, cpu, now));
+        }
+        if let Some((_, line)) = self.counted.filter(|(name, _)| kind.ends_with(name)) {
+            self.access(DATA, site, |lines, cpu, now| lines.store(line, cpu, now));
         }
         self.count_lock(1);
     }
@@ -707,6 +725,18 @@ impl WorldState {
 /// The task that runs.
 pub fn current_task() -> TaskId {
     with(|s| s.current.expect("only tasks wait"))
+}
+
+/// The counter of `counts_in_holds_of` is written, with no lock held.
+#[track_caller]
+pub fn count() {
+    become_earliest();
+    let site = Location::caller();
+    with(|s| {
+        if let Some((_, line)) = s.counted {
+            s.access(DATA, site, |lines, cpu, now| lines.store(line, cpu, now));
+        }
+    });
 }
 
 /// The CPU on which it runs.

@@ -56,8 +56,12 @@ impl Mapping {
     }
 
     fn store(&self, page: usize) {
+        self.store_word(page, 1);
+    }
+
+    fn store_word(&self, page: usize, word: u8) {
         // SAFETY: within the mapping, which is ours and holds plain bytes.
-        unsafe { self.at.add(page * PAGE).write_volatile(1) };
+        unsafe { self.at.add(page * PAGE).write_volatile(word) };
     }
 
     fn empty(&self, page: usize, pages: usize) {
@@ -67,12 +71,17 @@ impl Mapping {
 
     /// Huge pages that the kernel has given us here.
     fn huge_pages(&self) -> usize {
+        self.pages("AnonHugePages:") / HUGE
+    }
+
+    /// Pages that smaps counts under this name.
+    fn pages(&self, name: &str) -> usize {
         let Ok(smaps) = std::fs::read_to_string("/proc/self/smaps") else { return 0 };
         let start = format!("{:x}-", self.all as usize);
         let of_mapping = smaps.lines().skip_while(|line| !line.starts_with(&start));
-        let huge = of_mapping.filter_map(|line| line.strip_prefix("AnonHugePages:")).next();
-        let kilobytes = huge.and_then(|text| text.trim().trim_end_matches(" kB").parse::<usize>().ok());
-        kilobytes.unwrap_or(0) / ((HUGE * PAGE) >> 10)
+        let counted = of_mapping.filter_map(|line| line.strip_prefix(name)).next();
+        let kilobytes = counted.and_then(|text| text.trim().trim_end_matches(" kB").parse::<usize>().ok());
+        kilobytes.unwrap_or(0) / (PAGE >> 10)
     }
 }
 
@@ -130,6 +139,21 @@ pub fn first_store_huge() -> Option<f64> {
         let mapping = Mapping::new(HUGE_PAGES * HUGE, true)?;
         let ns = ns_for_each(HUGE_PAGES, |n| mapping.store(n * HUGE));
         (mapping.huge_pages() >= HUGE_PAGES).then_some(ns)
+    })
+}
+
+/// The kernel's reclaim of a page of zeros, which it writes to no device: of single pages, or of huge ones.
+/// None where no swap device takes them.
+pub fn page_out(huge: bool) -> Option<f64> {
+    const PAGES: usize = 16 * HUGE;
+    least(|_| {
+        let mapping = Mapping::new(PAGES, huge)?;
+        (0..PAGES).for_each(|page| mapping.store_word(page, 0));
+        let ns = ns_for_each(1, |_| {
+            // SAFETY: advice on our own mapping, which changes no byte of it.
+            unsafe { libc::madvise(mapping.at.cast(), PAGES * PAGE, libc::MADV_PAGEOUT) };
+        });
+        (mapping.pages("Swap:") >= PAGES).then_some(ns / PAGES as f64)
     })
 }
 
