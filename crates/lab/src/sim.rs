@@ -66,8 +66,8 @@ struct ScaleArgs {
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
 
-    /// Who serves faults and makes room: pager (threads as `memspill run` has them), or direct (each thread
-    /// for itself, as in the kernel)
+    /// Who serves faults and makes room: pager (threads as `memspill run` has them), direct (each thread for
+    /// itself), or kernel (the same, with the kernel's own costs)
     #[arg(long, value_name = "WHO", value_enum, default_value_t = Arrangement::Pager)]
     #[arg(hide_possible_values = true)]
     arrangement: Arrangement,
@@ -218,6 +218,7 @@ struct CalibrateArgs {
 enum Arrangement {
     Pager,
     Direct,
+    Kernel,
 }
 
 /// docs/simulation.md
@@ -265,10 +266,10 @@ fn scale(args: &ScaleArgs) -> u8 {
         return usage(&error);
     }
     if args.arrangement == Arrangement::Pager && args.device == DeviceKind::Nvme {
-        return usage("reads that end later are simulated with --arrangement direct only");
+        return usage("reads that end later are simulated with --arrangement direct and kernel only");
     }
     let threads = args.pagers.is_some() || args.reclaimers.is_some() || !args.back.is_empty();
-    if args.arrangement == Arrangement::Direct && threads {
+    if args.arrangement != Arrangement::Pager && threads {
         return usage("--pagers, --reclaimers and --back are for --arrangement pager");
     }
     let options = scale::Options {
@@ -288,6 +289,7 @@ fn scale(args: &ScaleArgs) -> u8 {
                 scale::Arrangement::Pager { pagers: args.pagers, reclaimers: args.reclaimers, back }
             }
             Arrangement::Direct => scale::Arrangement::Direct,
+            Arrangement::Kernel => scale::Arrangement::Kernel,
         },
         kind: args.device.kind(),
         ms: args.ms,

@@ -30,7 +30,7 @@ use memspill_engine_sim::units::{CpuId, Order, PAGE_SIZE, Vpn};
 use memspill_vcpu::profile::Entry;
 use memspill_vcpu::random::Random;
 use memspill_vcpu::{self as vcpu, Machine, Waiting, World, cost};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -143,6 +143,8 @@ pub struct Measured {
     /// profile is a share of it.
     pub cpu_ns: u64,
     pub busy_ns: u64,
+    /// Half of the faults took no longer, and 99 of 100.
+    pub fault_ns: [u64; 2],
     /// The time of all CPUs in the measured stretch that is neither the program's own nor idle.
     pub system_ns: u64,
     pub profile: Vec<Entry>,
@@ -163,6 +165,8 @@ struct Meter {
     start: Cell<Option<(Counted, u64)>>,
     end: Cell<Option<(Counted, u64)>>,
     accesses: Cell<u64>,
+    /// How long each fault of the stretch took.
+    faults_ns: RefCell<Vec<u64>>,
     running: Cell<u32>,
     busy_ns: Cell<u64>,
 }
@@ -207,6 +211,7 @@ fn run_setup(setup: &Setup) -> Measured {
         start: Cell::default(),
         end: Cell::default(),
         accesses: Cell::new(0),
+        faults_ns: RefCell::default(),
         running: Cell::new(setup.tasks),
         busy_ns: Cell::default(),
     });
@@ -264,9 +269,15 @@ fn run_setup(setup: &Setup) -> Measured {
         },
         cpu_ns: ran_ns * u64::from(setup.all_cpus()),
         busy_ns: meter.busy_ns.get(),
+        fault_ns: percentiles(meter.faults_ns.take()),
         system_ns: counted.cpu_ns.saturating_sub(own_ns),
         profile: Vec::new(),
     }
+}
+
+fn percentiles(mut faults_ns: Vec<u64>) -> [u64; 2] {
+    faults_ns.sort_unstable();
+    [50, 99].map(|percent| faults_ns.get(faults_ns.len() * percent / 100).copied().unwrap_or(0))
 }
 
 fn spawn_pagers(setup: &Setup, host: &Rc<Host>, pagers: &Rc<Pagers>) {
@@ -489,6 +500,7 @@ fn run_task(
     while vcpu::now() < end {
         if vcpu::now() >= warm_up_ns && meter.start.get().is_none() {
             meter.start.set(Some((counted(host, meter), vcpu::now())));
+            meter.faults_ns.borrow_mut().clear();
         }
         let (page, write) = match setup.pattern {
             Pattern::Random { write_percent } => (random.below(pages), random.below(100) < write_percent),
@@ -507,10 +519,15 @@ fn run_task(
         };
         stamp += 1;
         vcpu::step(setup.compute_ns);
+        let began = vcpu::now();
         match pagers {
             Some(pagers) => pagers.access(process, cpu, page, write.then_some(stamp)),
             None => worker.access(process, page, write.then_some(stamp)),
         };
+        let took_ns = vcpu::now() - began;
+        if took_ns > cost::ACCESS_NS && meter.end.get().is_none() {
+            meter.faults_ns.borrow_mut().push(took_ns);
+        }
         meter.accesses.set(meter.accesses.get() + 1);
     }
     worker.end_growth(process);

@@ -3,6 +3,7 @@
 use crate::bench::{self, Measured, Pattern, Pieces, Setup, Work};
 use crate::device::DeviceKind;
 use crate::host::{Back, Reclaim};
+use crate::kernel;
 use crate::seeds::MACHINE;
 use memspill_engine_sim::layout::Layout;
 use memspill_engine_sim::tuning::{Tuning, TuningError};
@@ -15,8 +16,10 @@ const TOP: usize = 4;
 /// The arrangement: the threads that serve faults and make room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arrangement {
-    /// Each thread for itself, as in the kernel.
+    /// Each thread for itself.
     Direct,
+    /// The kernel: the same, with its own costs in place of userfaultfd's.
+    Kernel,
     /// Pagers and reclaimers on the programs' CPUs, as `memspill run` has them; or so many of them.
     Pager { pagers: Option<u32>, reclaimers: Option<u32>, back: Back },
 }
@@ -48,6 +51,10 @@ pub struct Options {
 
 impl Options {
     fn setup(&self, cpus: u32, tuning: Tuning) -> Setup {
+        let (work, pieces) = match self.arrangement {
+            Arrangement::Kernel => (Work::Kernel(kernel::OF_2025), Pieces::Folio),
+            _ => (Work::Pager, Pieces::Batch),
+        };
         Setup {
             seed: self.seed,
             cpus,
@@ -62,9 +69,9 @@ impl Options {
             kind: self.kind,
             devices: 1,
             reclaim: self.arrangement.reclaim(cpus),
-            unmaps: Pieces::Batch,
-            requests: Pieces::Batch,
-            work: Work::Pager,
+            unmaps: pieces,
+            requests: pieces,
+            work,
             by_slot: false,
             tuning,
             warm_up_ns: self.ms * 1_000_000 / 4,
@@ -123,6 +130,8 @@ fn throughput(points: &[Point]) -> Table {
             column("swap_in_per_s", "swap-in", Unit::PerSecond, "Pages read from slots."),
             column("swap_out_per_s", "swap-out", Unit::PerSecond, "Pages written to slots."),
             column("faults_per_s", "faults", Unit::PerSecond, "Faults that reached the pager."),
+            column("fault_p50_ns", "fault, p50", Unit::Nanoseconds, "Half of the faults took no longer."),
+            column("fault_p99_ns", "p99", Unit::Nanoseconds, "Of 100 faults 99 took no longer."),
         ],
         rows: points.iter().map(throughput_row).collect(),
         notes: Vec::new(),
@@ -143,6 +152,8 @@ fn throughput_row(point: &Point) -> Row {
             rate(m.counted.swapped_in),
             rate(m.counted.swapped_out),
             rate(m.counted.faults),
+            Cell::once(m.fault_ns[0] as f64),
+            Cell::once(m.fault_ns[1] as f64),
         ],
         published: None,
         detail: false,
