@@ -99,6 +99,7 @@ fn every_setting_is_measured_and_the_mechanisms_show() {
 
 fn each_published_figure_has_one_beside_it_and_a_verdict(figures: &Table) {
     assert_eq!(figures.rows.len(), 22, "so many the threads have published");
+    let document = include_str!("../../../docs/simulation.md");
     let words = |row: &Row, key| match &row.cells[figures.column(key).expect("a column")] {
         Cell::Words(words) => words.clone(),
         cell => cell.shown(Unit::Words),
@@ -107,6 +108,14 @@ fn each_published_figure_has_one_beside_it_and_a_verdict(figures: &Table) {
         of(figures, row, "here");
         assert!(["yes", "no"].contains(&words(row, "agrees").as_str()), "{}", row.setting);
         assert!(row.published.is_some(), "{}", row.setting);
+        // The document says what was measured and published as we do.
+        let said = [
+            format!("| {} |", row.setting),
+            format!("| {} |", row.published_text()),
+            format!("| {} | {} |", words(row, "kernel"), words(row, "memspill")),
+        ];
+        let is_said = document.lines().any(|line| said.iter().all(|cells| line.contains(cells)));
+        assert!(is_said, "scripts/seeds-table.sh has not put this into docs/simulation.md: {said:?}");
     }
 }
 
