@@ -11,7 +11,7 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 . "$(dirname "$0")/common.sh"
 
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
-ALL=(servers fuse "${KINDS[@]/#/right-}"
+ALL=(servers conformance fuse "${KINDS[@]/#/right-}"
     refused tls tls-refused moved tenth delay rate pause blocks odd-size one-connection no-trim errors full
     killed restarted back-refused emptied stopped stopped-for-good filling interrupted link mirror altered
     ctl)
@@ -87,7 +87,7 @@ end_servers() {
 # start_KIND UNIX|TCP: the server, with an export of 256 MiB; sets ADDRESS.
 SIZE=$((256 << 20))
 where() { # UNIX|TCP EXPORT
-    SOCK=$WORK/${NAME:-server}.sock
+    SOCK=$WORK/${NAME:-server}.sock EXPORT=$2
     PORT=$(free_port)
     PLACE=$SOCK ADDRESS="nbd+unix:///$2?socket=$SOCK"
     [ "$1" = unix ] || PLACE=$PORT ADDRESS="nbd://127.0.0.1:$PORT/$2"
@@ -138,6 +138,31 @@ case_servers() {
             [[ $found == *"\"virtual-size\": $SIZE"* ]] || no "$kind by $transport: $found" || return
         done
     done
+}
+
+# The suite of the backings (crates/backing/tests/conformance.rs), over each server, and by TLS.
+case_conformance() {
+    local kind transport suite
+    have cargo || { SKIP="no cargo"; return; }
+    suite=$(cd "$REPO" && cargo test --release --workspace --locked --test conformance --no-run 2>&1 |
+        grep -o 'target/[^)]*/conformance-[0-9a-f]*') || no "it does not compile" || return
+    for transport in unix tcp; do
+        for kind in "${KINDS[@]}"; do
+            "start_$kind" $transport && conforms "$suite"
+            end_servers
+            [ -z "$WHY" ] || no "$kind by $transport: $WHY" || return
+        done
+    done
+    make_certificates &&
+        start_nbdkit tcp --tls=require --tls-certificates="$WORK/tls/server" memory $SIZE &&
+        NBD_CACERT=tls/ca-cert.pem conforms "$suite"
+    end_servers
+    [ -z "$WHY" ]
+}
+conforms() { # SUITE
+    [ "$PLACE" = "$SOCK" ] || PLACE=127.0.0.1:$PORT
+    NBD_SERVER=$PLACE NBD_EXPORT=$EXPORT "$REPO/$1" --test-threads=1 nbd_given >out 2>&1 &&
+        grep -q '^test result: ok. [1-9][0-9] passed' out || no "$(grep -m 3 -A 2 panicked out)"
 }
 
 # A file whose length the file system does not change is swap as it is, and is ours the next time too.

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memspill_backing::faulty::bit_flips;
-use memspill_backing::nbd::Server;
+use memspill_backing::nbd::{Server, Tls};
 use memspill_backing::{
     Algorithm, DiscardPolicy, FaultPlan, FaultyBacking, FileBacking, FileConfig, FilePlace, IoEngine,
     NbdConfig, NbdError, NbdTarget, NullBacking, RamBacking, RamConfig, RamDisk, Recompress, ThrottleConfig,
@@ -266,6 +266,26 @@ fn recompressing(ram_limit_bytes: u64) -> TierBacking {
 fn tier_by(ram: RamConfig, io: IoEngine) -> TierBacking {
     TierBacking::new(ram, file_config(io)).expect("a tier")
 }
+/// What holds all slots, and places to spare.
+const EXPORT_BYTES: u64 = SLOTS as u64 * 4096 * 16 / 15 + (1 << 20);
+fn nbd_config(target: NbdTarget) -> NbdConfig {
+    let size_bytes = Some(u64::from(SLOTS - 1) * 4096);
+    NbdConfig { queues: QUEUES, size_bytes, ..NbdConfig::new(target) }
+}
+/// A device on the server that tests/nbd.sh has started: NBD_SERVER is its socket, or HOST:PORT, NBD_EXPORT
+/// the name, and NBD_CACERT whom to believe, with TLS. One test at a time. None: there is none.
+fn given_export() -> Option<FileBacking> {
+    let given = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let place = given("NBD_SERVER")?;
+    let server = match place.rsplit_once(':') {
+        Some((host, port)) => Server::Tcp { host: host.into(), port: port.parse().expect("a port") },
+        None => Server::Unix { path: place.into() },
+    };
+    let name = "127.0.0.1".to_owned();
+    let tls = given("NBD_CACERT").map(|path| Tls { cacert: Some(path.into()), cert: None, key: None, name });
+    let target = NbdTarget { server, export: given("NBD_EXPORT").unwrap_or_default(), tls };
+    Some(FileBacking::on_export(nbd_config(target)).expect("a device on the server"))
+}
 /// A device on the memory of an nbdkit, which ends with the thread that started it. None: there is none.
 fn over_nbdkit(options: &[&str], listens: &str, connections: Option<u32>) -> Option<FileBacking> {
     static STARTED: AtomicU32 = AtomicU32::new(0);
@@ -285,7 +305,7 @@ fn over_nbdkit(options: &[&str], listens: &str, connections: Option<u32>) -> Opt
             Server::Tcp { host: "127.0.0.1".into(), port }
         }
     };
-    nbdkit.args(options).arg(format!("size={}", u64::from(SLOTS) * 4096 * 16 / 15 + (1 << 20)));
+    nbdkit.args(options).arg(format!("size={}", EXPORT_BYTES));
     match nbdkit.spawn() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             eprintln!("skipped: nbdkit is not installed");
@@ -294,8 +314,7 @@ fn over_nbdkit(options: &[&str], listens: &str, connections: Option<u32>) -> Opt
         started => drop(started.expect("nbdkit starts")),
     }
     let target = NbdTarget { server, export: String::new(), tls: None };
-    let size_bytes = Some(u64::from(SLOTS - 1) * 4096);
-    let config = NbdConfig { queues: QUEUES, size_bytes, connections, ..NbdConfig::new(target) };
+    let config = NbdConfig { connections, ..nbd_config(target) };
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         match FileBacking::on_export(config.clone()) {
@@ -652,6 +671,7 @@ conforms! {
           "blocksize-minimum=4096", "blocksize-preferred=4096", "blocksize-maximum=16384",
           "blocksize-error-policy=error"],
         "unix", Some(3));
+    nbd_given: given_export();
     throttled_ram: throttled(ram());
     throttled_ram_disk: throttled(ram_disk(SLOTS));
     throttled_tier: throttled(tier(1 << 20));
