@@ -32,7 +32,7 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     shared-postgres shared-postgres-killed
     shared-removed-raw shared-direct shared-then-direct shared-advice shared-regrow own-userfaultfd
     populate opened in-order rows late-children late-then-free told-heap forked-writers many-children
-    page-advice named-pages address-limit shared-file-pool shared-file-calls shared-file-unfit
+    page-advice late-evictor named-pages address-limit shared-file-pool shared-file-calls shared-file-unfit
     shared-file-opened shared-file-kept shared-file-killed shared-file-numpy)
 # Only with --full, or by name: each takes half a minute or more, and what it shows others show in part.
 LONG=" agent-forks agent-forks-killed no-capability shared-postgres-killed second-signal compaction "

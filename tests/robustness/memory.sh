@@ -117,6 +117,18 @@ case_page-advice() {
     code_is 0 && clean || WHY="two files: $WHY"
 }
 
+# Advice waits for an evictor that hardly gets any CPU.
+case_late-evictor() {
+    gcc -O1 -pthread -o late-evictor "$TESTS/programs/late_evictor.c" 2>/dev/null ||
+        { SKIP="no gcc"; return; }
+    local run
+    for run in 1 2 3; do
+        call 60 "${SPILL[@]}" -- ./late-evictor
+        code_is 0 || { WHY="run $run: $WHY: $(head -n 1 out)"; return; }
+    done
+    clean
+}
+
 case_populate() {
     gcc -O1 -o populate "$TESTS/programs/populate.c" 2>/dev/null || { SKIP="no gcc"; return; }
     call 90 "${SPILL[@]}" -- ./populate 150

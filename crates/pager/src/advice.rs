@@ -20,7 +20,7 @@ use crate::reclaim::evict;
 use crate::run::Run;
 use crate::run::advice::{Advice, What};
 use crate::run::reads;
-use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PUT_OFF_AGAIN};
+use crate::times::{ADVICE_IDLE, AHEAD_AGAIN, AHEAD_GIVEN_UP, NO_MEMORY, PAGEOUT_GIVEN_UP, PUT_OFF_AGAIN};
 use memspill_engine::backing::QueueId;
 use memspill_engine::fill::{FillJob, Outcome, Scratch};
 use memspill_engine::space::Space;
@@ -95,7 +95,7 @@ impl Adviser<'_> {
                 if !advice.is_shared {
                     self.share(advice);
                 }
-                self.page_out(&space, advice)
+                self.page_out(&process, &space, advice)
             }
             What::Cold => self.make_cold(&space, advice),
             What::WillNeed => self.bring(&space, advice),
@@ -141,9 +141,16 @@ impl Adviser<'_> {
         advice.end = middle;
     }
 
-    fn page_out(&mut self, space: &Arc<Space>, advice: &mut Advice) -> bool {
+    fn page_out(&mut self, process: &Process, space: &Arc<Space>, advice: &mut Advice) -> bool {
         let (_, next) = evict::pageout_some(self.run, self.queue, space, advice.next, advice.end);
-        std::mem::replace(&mut advice.next, next) != next
+        if std::mem::replace(&mut advice.next, next) != next {
+            (advice.not_before, advice.stuck_since) = (None, None);
+            return true;
+        }
+        // Its evictor lacks CPU, or others keep it: it may be asked a moment later.
+        advice.not_before = Some(Instant::now() + AHEAD_AGAIN);
+        let stuck = advice.stuck_since.get_or_insert_with(Instant::now).elapsed() > PAGEOUT_GIVEN_UP;
+        advice.object.is_none() && !stuck && !process.stands_still() && !process.is_dying()
     }
 
     fn make_cold(&mut self, space: &Space, advice: &mut Advice) -> bool {

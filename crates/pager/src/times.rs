@@ -15,6 +15,7 @@
 //!   a fault without room    a batch                                  ROOM_*, the policy see below
 //!   a fault of a thrasher   the swap token                           a turn (token.rs) served, once
 //!   a thread with advice    room for pages that are wanted           AHEAD_GIVEN_UP   they are not brought
+//!                           an evictor that is late                  PAGEOUT_GIVEN_UP its pages stay
 //!   the same                a device's read                          until the run ends
 //!   a fork                  room for copies                          FORK_ROOM        it is made
 //!   the door                an exchange with an agent                EXCHANGE_ENDS    the agent is refused
@@ -159,6 +160,8 @@ pub const ADVICE_IDLE: Duration = ms(200);
 pub const AHEAD_AGAIN: Duration = ms(1);
 /// Pages for which there was no room for so long are not brought: they come with their faults.
 pub const AHEAD_GIVEN_UP: Duration = ms(500);
+/// Pages that are to leave stay if their process could not be asked for so long, for it lacks CPU.
+pub const PAGEOUT_GIVEN_UP: Duration = ms(5000);
 
 // The door.
 

@@ -178,7 +178,8 @@ impl Process {
     /// Faults that the kernel has served by itself. None: the process has ended.
     pub fn kernel_faults(&self) -> Option<u64> {
         let faults = proc::minor_faults(self.memory.proc_id())?;
-        // Those that we have served are among them: all, or of an agent with a userfaultfd those that write.
+        // The faults that we have served are among them: all, or of an agent with a userfaultfd those that
+        // write.
         let ours = if self.memory.port.counts_fills() { self.faults() } else { self.memory.copies.asked() };
         Some(faults.saturating_sub(ours))
     }
@@ -245,7 +246,7 @@ impl Process {
         }
     }
 
-    /// Have its agent protect pages against writes. What cannot be done now is left to the next look.
+    /// Have its agent protect pages against writes. Ranges that cannot be now are left to the next look.
     pub fn protect_by_agent(&self, ranges: &[ranges::Range]) {
         let Some(agent) = self.memory.serving_agent() else { return };
         let Some(_turn) = self.take_evictor(EVICTOR_TURN) else { return };

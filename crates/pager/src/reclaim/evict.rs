@@ -110,10 +110,12 @@ pub fn pageout_some(run: &Run, queue: QueueId, space: &Arc<Space>, from: Vpn, to
             (shrunk, write_out)
         });
         run.update_account();
-        if after == first {
+        // If not, pages that were tried before may be left.
+        asked = after != first;
+        if !asked {
             break;
         }
-        (gone, end, asked) = (gone + taken, after, true);
+        (gone, end) = (gone + taken, after);
         if taken == tried {
             break;
         }
