@@ -108,13 +108,11 @@ impl Port {
         matches!(&self.0, Kind::Agent(_))
     }
 
-    /// The child of a fork, which waits to be let go on, protects all that it shares before it does. False:
-    /// there is no agent that would.
-    pub fn have_child_protect(&self) -> bool {
+    /// The child of a fork, which waits to be let go on, has its agent protect all that it shares before.
+    pub fn have_child_protect(&self) {
         if let Kind::Agent(link) = &self.0 {
             link.have_child_protect();
         }
-        self.protects_by_agent()
     }
 
     /// Does the kernel count pages that we bring among the faults that it serves? Not what comes into an
