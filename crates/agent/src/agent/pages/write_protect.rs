@@ -26,7 +26,9 @@ use super::{holes, run, table, uses};
 use crate::common::rules::{Rule, holds};
 use crate::common::sync::Ordering;
 use crate::common::words::{EVICTING, NONE, PROTECTED, Word};
+use crate::machine::region;
 use crate::machine::sys::{ENOENT, PAGE};
+use crate::thread::block;
 
 /// Protects what is there and plain in [from, to), as far as it can be. By the evictor, or by the one thread
 /// of a child.
@@ -158,7 +160,25 @@ pub fn child_is_let_go() {
     while let Some(mapping) = kernel::mapping_from(at) {
         at = mapping.end;
         if mapping.is_plain && kernel::is_writable(mapping.prot) {
-            protect(mapping.start, mapping.end);
+            protect_of_others(mapping.start, mapping.end);
         }
+    }
+}
+
+/// Protects what in [from, to) is not the agent's own. A thread's block is written while a fault is being
+/// served, also that of a thread which is made later.
+fn protect_of_others(from: usize, to: usize) {
+    let kept = [uses::TABLES, uses::REGION, uses::IDENT, uses::STAGING].map(uses::kept);
+    let own = || kept.into_iter().chain([block::arena(), region::image()]);
+    let mut at = from;
+    while at < to {
+        if let Some((start, len)) = own().find(|(start, len)| at.wrapping_sub(*start) < *len) {
+            at = start + len;
+            continue;
+        }
+        let next = own().filter(|(start, len)| *start > at && *len > 0).map(|(start, _)| start).min();
+        let end = next.unwrap_or(to).min(to);
+        protect(at, end);
+        at = end;
     }
 }
