@@ -36,7 +36,7 @@ pub fn take_word() -> &'static AtomicU64 {
     word64(field!(take))
 }
 
-/// So many pages have left that others have too: by that no memory has become free.
+/// Counts pages that have left and that others have too: no memory has become free by them.
 pub fn note_shared_taken(pages: usize) {
     word64(field!(shared_taken)).fetch_add(pages as u64, Ordering::SeqCst);
 }

@@ -1,7 +1,7 @@
 //! Pages that a fork has left shared, protected so that a write to one asks for room first (copy on write).
 //!
 //! The kernel copies such a page when one of its owners writes to it, without a fault that anybody hears of.
-//! Where pages are away in registered memory (`holes/`) its userfaultfd can protect them:
+//! The userfaultfd of registered memory (`holes/`) can protect them:
 //!
 //! ```text
 //!   the supervisor's OP_PROTECT, or the child of a fork before it runs on
@@ -124,7 +124,7 @@ pub fn allow(page: usize, pages: usize) -> usize {
     run.pages
 }
 
-/// What is not registered is not protected.
+/// Memory that is not registered is not protected.
 fn unprotect_each(from: usize, to: usize) {
     for page in (from..to).step_by(PAGE) {
         match holes::write_protect(page, PAGE, false) {

@@ -290,7 +290,7 @@ fn mark_missing(start: usize, to: usize) -> Result<()> {
             let seen = table::load(word);
             match seen.state() {
                 NONE => _ = table::turn(word, seen, seen.evicting()),
-                // What was protected there is gone.
+                // The page that was protected there is gone.
                 PROTECTED if holds(Rule::ForgetEmptied) => {
                     _ = table::turn(word, seen, Word::EMPTY.evicting())
                 }
