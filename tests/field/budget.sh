@@ -2,8 +2,7 @@
 CASES+=(refill_dontneed refill_free refill_pieces refill_map refill_over refill_brk)
 CASES+=(copies_written copies_read)
 # By guard pages writes to what is shared are not held up.
-# Nor are those of children that an agent forks while memory is not tight.
-[ "$MODE" != kernel ] || CASES+=(copies_of_many copies_at_once)
+[ "$MODE" = agent-guard ] || CASES+=(copies_of_many copies_at_once)
 
 refill() { same 60M -c refill "$@" && left 4096 && peak_below 79; }
 case_refill_dontneed() { refill dontneed 120 3; }

@@ -114,10 +114,6 @@ pub fn take_in_child(run: &Run, process: &Process) {
         return;
     }
     if process.memory.port.protects_by_agent() {
-        // Else reclaim would have nothing to make room of, for which its writes would wait.
-        if !run.is_memory_tight() {
-            return;
-        }
         process.memory.port.have_child_protect();
         return process.memory.copies.begin_protecting(process.kernel_faults().unwrap_or(0));
     }
