@@ -24,7 +24,8 @@
 #![allow(unsafe_code, reason = "ptrace, waitid and get_robust_list, on integers and structs of integers")]
 
 use super::tracee::{
-    Meanwhile, check, is_of_kernel, ptrace, registers, resume, set_registers, set_signal_mask, wait_for_stop,
+    Meanwhile, check, is_of_kernel, ptrace, registers, resume, set_registers, set_signal_mask, wait,
+    wait_for_stop,
 };
 use crate::signals;
 use libc::{c_uint, pid_t, user_regs_struct};
@@ -427,25 +428,20 @@ enum Stop {
 }
 
 fn stop_of(tid: pid_t) -> io::Result<Stop> {
-    let wait = |options| {
-        // SAFETY: the struct is integers, and lives across the call.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let options = options | libc::__WALL | libc::WNOHANG;
-            check(libc::waitid(libc::P_PID, tid as libc::id_t, &mut info, options).into())?;
-            io::Result::Ok((info.si_pid(), info.si_code, info.si_status()))
-        }
-    };
-    match wait(libc::WSTOPPED) {
-        Ok((0, ..)) => {}
-        Ok((_, _, status)) if status >> 8 != 0 => return Ok(Stop::Event),
-        Ok((_, _, status)) => return Ok(Stop::Signal(status & 0xff)),
+    match wait(tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::WNOHANG) {
+        Ok((0, ..)) => return Ok(Stop::NotYet),
+        // It is left for the main loop, should it be a child of ours.
+        Ok((_, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED, _)) => return Ok(Stop::Ended),
+        Ok(_) => {}
         Err(e) if e.raw_os_error() == Some(libc::ECHILD) => return Ok(Stop::Ended),
         Err(e) => return Err(e),
     }
-    // It is left for the main loop, should it be a child of ours.
-    let (ended, ..) = wait(libc::WEXITED | libc::WNOWAIT)?;
-    Ok(if ended == 0 { Stop::NotYet } else { Stop::Ended })
+    Ok(match wait(tid, libc::WSTOPPED | libc::WNOHANG)? {
+        // It was killed meanwhile.
+        (0, ..) => Stop::NotYet,
+        (_, _, status) if status >> 8 != 0 => Stop::Event,
+        (_, _, status) => Stop::Signal(status & 0xff),
+    })
 }
 
 /// Has a thread run until it comes to the agent's breakpoint, and returns what is in rax then.
@@ -493,6 +489,16 @@ mod tests {
         drop(stopped);
         assert!(child.wait().expect("our child").success());
         assert!(begun.elapsed() >= Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_thread_that_stops_at_any_moment_is_seen_to_stand() {
+        let mut child = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("sh starts");
+        let stands =
+            || Stopped::all(child.id() as pid_t, None).is_ok_and(|stopped| stopped.threads.len() == 1);
+        let stood = (0..2000).take_while(|_| stands()).count();
+        child.kill().and_then(|()| child.wait()).expect("our child");
+        assert_eq!(stood, 2000);
     }
 
     #[test]

@@ -265,25 +265,28 @@ pub(super) fn wait_for_trap(pid: pid_t, how: c_uint, trap: Trap) -> io::Result<M
 
 /// The signal for which it has stopped, and whether that is an event of its own.
 pub(super) fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
-    let wait = |options| {
-        // SAFETY: the struct is integers, and lives across the call. (No signal interrupts it: those that are
-        // handled are blocked.)
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let result = libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, options | libc::__WALL);
-            check(result.into())?;
-            io::Result::Ok((info.si_pid(), info.si_code, info.si_status()))
-        }
-    };
     loop {
-        let (_, code, _) = wait(libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
+        let (_, code, _) = wait(pid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
         if !matches!(code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
             return Err(io::Error::other("it was killed"));
         }
         // 0: it has been killed since.
-        if let (1.., _, status) = wait(libc::WSTOPPED | libc::WNOHANG)? {
+        if let (1.., _, status) = wait(pid, libc::WSTOPPED | libc::WNOHANG)? {
             return Ok((status & 0xff, status >> 8 != 0));
         }
+    }
+}
+
+/// waitid(2) of one thread: its id (0: nothing has come), the code and the status. A stop of a traced thread
+/// is told to who asks for ends alone, too.
+pub(super) fn wait(tid: pid_t, options: c_int) -> io::Result<(pid_t, c_int, c_int)> {
+    // SAFETY: the struct is integers, and lives across the call. (No signal interrupts it: those that are
+    // handled are blocked.)
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let result = libc::waitid(libc::P_PID, tid as libc::id_t, &mut info, options | libc::__WALL);
+        check(result.into())?;
+        Ok((info.si_pid(), info.si_code, info.si_status()))
     }
 }
 
