@@ -57,7 +57,9 @@ SWAP=$WORK/swap
 mkdir "$SWAP"
 cd "$WORK" || exit 2
 BUDGET=64M
-SPILL=("$MEMSPILL" run --memory-max $BUDGET --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}")
+# A run with what `--with` asks for.
+RUN=("$MEMSPILL" run "${MEMSPILL_ARGS[@]}")
+SPILL=("${RUN[@]}" --memory-max $BUDGET --swap-dir "$SWAP")
 SPIN=("$WORKLOAD" spin-touch --size 160M --threads 2)
 
 # Each case, `case_NAME`, returns 0, or leaves the reason in WHY; SKIP is the reason for not running.

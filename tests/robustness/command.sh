@@ -76,11 +76,11 @@ case_specs() {
 case_small-budget() {
     local size least
     for size in 4K 1M 4M; do
-        call 120 "$MEMSPILL" run --memory-max $size --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
+        call 120 "${RUN[@]}" --memory-max $size --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
         code_is 125 && says 'at least [0-9.]+ [KMG]iB' && clean || { WHY="$size: $WHY"; return; }
     done
     least=$(grep -oP 'at least \K[0-9]+(?=[.0-9]* MiB)' err)
-    call 120 "$MEMSPILL" run --memory-max "${least}M" --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
+    call 120 "${RUN[@]}" --memory-max "${least}M" --swap-dir "$SWAP" -- "$WORKLOAD" hog --size 32M
     code_is 0 && clean || WHY="$least MiB: $WHY"
 }
 
@@ -103,7 +103,7 @@ case_not-executable() {
     [ "$(id -u)" = 0 ] && have setpriv || return 0
     cp /bin/true unread && chmod 711 unread "$WORK"
     call 20 setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all --bounding-set=-all \
-        "$MEMSPILL" run --memory-max $BUDGET --swap-dir /var/tmp -- "$WORK/unread"
+        "${RUN[@]}" --memory-max $BUDGET --swap-dir /var/tmp -- "$WORK/unread"
     code_is 125 && says 'chmod \+r' && clean
 }
 
@@ -134,7 +134,7 @@ case_swap-dir() {
 case_check() {
     local device
     for device in --swap="file:$WORK/device,fail=write@3000" --swap-dir="$SWAP"; do
-        call 60 "$MEMSPILL" run --memory-max 80M "$device" --check --verbose -- \
+        call 60 "${RUN[@]}" --memory-max 80M "$device" --check --verbose -- \
             "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((3 + 2 * FULL))
         code_is 0 || return
         checked || return
@@ -159,7 +159,7 @@ case_stderr-full() {
     code_is 0 || return
     call 60 bash -c '{ "$@" 2>&3 | cat; exit ${PIPESTATUS[0]}; } 3> >(:)' - "$MEMSPILL" "${grow[@]}"
     code_is 0 || return
-    call 20 bash -c 'exec "$@" 2>/dev/full' - "$MEMSPILL" run --memory-max x -- true
+    call 20 bash -c 'exec "$@" 2>/dev/full' - "${RUN[@]}" --memory-max x -- true
     code_is 125 || return
     call 20 bash -c 'exec "$@" 2>/dev/full' - "${SPILL[@]}" -- no-such-command
     code_is 127 && clean

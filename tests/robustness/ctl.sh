@@ -5,9 +5,9 @@
 # its maximum.
 case_groups() {
     cp "$WORKLOAD" inner-job
-    call 60 "$MEMSPILL" run -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' \
+    call 60 "${RUN[@]}" -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' \
         --stats-json stats.json \
-        "${MEMSPILL_ARGS[@]}" -- \
+        -- \
         bash -c './inner-job populate --size 200M & "$0" populate --size 120M && wait $! && sleep 0.5' \
         "$WORKLOAD"
     code_is 0 || return
@@ -25,9 +25,9 @@ PY
 
 case_groups-full() {
     cp "$WORKLOAD" inner-job
-    call 60 "$MEMSPILL" run -m 300M --swap-dir "$SWAP" \
+    call 60 "${RUN[@]}" -m 300M --swap-dir "$SWAP" \
         --group 'inner,comm=inner-*,memory.max=40M,swap.max=50M' \
-        "${MEMSPILL_ARGS[@]}" -- ./inner-job populate --size 200M
+        -- ./inner-job populate --size 200M
     code_is 137 || return
     # Either of the two may be seen first.
     local why='has used up its swap.max; raise its swap.max|is full; raise its memory.max or swap.max'
@@ -38,7 +38,7 @@ case_groups-full() {
 case_ctl-swapoff() {
     local one=$WORK/one two=$WORK/two
     : >"$one" >"$two"
-    start "$MEMSPILL" run --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check \
+    start "${RUN[@]}" --memory-max 80M --swap "file:$one,prio=9" --swap "file:$two,prio=5" --check \
         --verbose -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((8 + 4 * FULL))
     for ((DID = 1; DID <= 3 + 2 * FULL; DID++)); do
@@ -61,7 +61,7 @@ case_ctl-swapoff() {
 
 # From one form of swap in RAM to the next; a RAM disk is outside of the budget, and shown by itself.
 case_ctl-swapoff-ram() {
-    start "$MEMSPILL" run --memory-max 80M --swap ram:,compress=zstd --check --verbose -- \
+    start "${RUN[@]}" --memory-max 80M --swap ram:,compress=zstd --check --verbose -- \
         "$WORKLOAD" random --size 128M --seconds 10 --check full
     away 20 8192 ram:zstd || return
     ctl swapon ram:size=999T,compress=none && { no "a RAM disk of 999T is taken"; return; }
@@ -87,7 +87,7 @@ assert s["swap_ram_bytes"] == 0 and 8 << 20 < s["swap_ram_disk_bytes"] <= 512 <<
 case_ctl-swapon-many() {
     local one=$WORK/one two=$WORK/two before=0 times=0 open many=$((20 + 20 * FULL))
     : >"$one" >"$two"
-    start "$MEMSPILL" run --memory-max 80M --swap "file:$two,prio=5" --check --verbose -- \
+    start "${RUN[@]}" --memory-max 80M --swap "file:$two,prio=5" --check --verbose -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((9 + 9 * FULL))
     away 20 8192 "file:$two" || return
     while [ $times -lt $many ]; do
@@ -117,7 +117,7 @@ case_ctl-swapon-many() {
 case_ctl-swapoff-stop() {
     local one=$WORK/one two=$WORK/two caller
     : >"$one" >"$two"
-    start "$MEMSPILL" run --memory-max 48M --swap "file:$one,prio=9" --swap "file:$two,prio=5,size=16M" -- \
+    start "${RUN[@]}" --memory-max 48M --swap "file:$one,prio=9" --swap "file:$two,prio=5,size=16M" -- \
         "$WORKLOAD" random --size 224M --seconds 12 --contents random --check full
     away 30 131072 "file:$one" || return
     ctl swapoff "file:$one" && { no "256 MiB fit into 16"; return; }
@@ -147,7 +147,7 @@ case_ctl-swapoff-stop() {
 }
 
 case_ctl-limit() {
-    start "$MEMSPILL" run --memory-max 160M --swap-dir "$SWAP" --stats-json stats.json -- \
+    start "${RUN[@]}" --memory-max 160M --swap-dir "$SWAP" --stats-json stats.json -- \
         "$WORKLOAD" random --size 128M --seconds 12 --check full
     answers || return
     ctl limit 1M && { no "a budget of 1 MiB is taken"; return; }
@@ -186,7 +186,7 @@ assert s["memory_max_bytes"] == 64 << 20 and s["exit_code"] is None' ||
     # While it fills its memory, what it has taken a moment ago counts too.
     local time
     for time in 1 2 3 4 5 6 7 8; do
-        start "$MEMSPILL" run --memory-max 160M --swap-dir "$SWAP" -- \
+        start "${RUN[@]}" --memory-max 160M --swap-dir "$SWAP" -- \
             "$WORKLOAD" random --size 128M --seconds 20
         answers || return
         sleep 0.0$((time % 6))

@@ -2,7 +2,7 @@
 # Cases of robustness.sh.
 
 full() { # SPEC
-    call 120 "$MEMSPILL" run --memory-max 48M --swap "$1" -- "$WORKLOAD" hog --size 300M --contents random
+    call 120 "${RUN[@]}" --memory-max 48M --swap "$1" -- "$WORKLOAD" hog --size 300M --contents random
     code_is 137 && says 'swap|--memory-max' || return
     [ "$(grep -c '^memspill: ' err)" = 1 ] || { no "more than one line: $(cat err)"; return; }
     clean
@@ -12,7 +12,7 @@ case_swap-full-zstd() { full ram:,size=16M,compress=zstd; }
 case_swap-full-ram-disk() { full ram:size=16M,compress=none; }
 case_swap-full-file() { full file:"$SWAP/device",size=16M; }
 case_swap-full-grow() {
-    call 120 "$MEMSPILL" run --memory-max 48M --swap ram:,size=16M --on-full=grow -- \
+    call 120 "${RUN[@]}" --memory-max 48M --swap ram:,size=16M --on-full=grow -- \
         "$WORKLOAD" hog --size 200M --contents random
     code_is 0 || return
     grep -q '^memspill: ' err || { no "no warning"; return; }
@@ -26,7 +26,7 @@ case_disk-full() {
     truncate -s 96M image
     mkfs.ext4 -q -F image && mount -o loop image disk 2>/dev/null ||
         { SKIP="cannot mount a file system"; return; }
-    start "$MEMSPILL" run --memory-max 48M --disk-free 0 --swap-dir "$WORK/disk" -- \
+    start "${RUN[@]}" --memory-max 48M --disk-free 0 --swap-dir "$WORK/disk" -- \
         "$WORKLOAD" hog --size 400M --contents random
     sleep 0.2
     head -c 90M /dev/zero >disk/other 2>/dev/null
@@ -49,10 +49,10 @@ case_disk-full() {
 # A swap file that was not there leaves neither a name nor disk space, however memspill ends.
 case_swap-file-new() {
     local n device=file:$SWAP/device,size=1G
-    call 60 "$MEMSPILL" run --memory-max 48M --swap "$device" -- "$WORKLOAD" hog --size 160M --contents random
+    call 60 "${RUN[@]}" --memory-max 48M --swap "$device" -- "$WORKLOAD" hog --size 160M --contents random
     code_is 0 && clean || return
     for n in 1 2 3; do
-        start "$MEMSPILL" run --memory-max 48M --swap "$device" -- "${SPIN[@]}"
+        start "${RUN[@]}" --memory-max 48M --swap "$device" -- "${SPIN[@]}"
         populated 1 || return
         [ -z "$(ls -A "$SWAP")" ] || { no "it has a name: $(ls "$SWAP")"; return; }
         kill -9 $PID
@@ -66,16 +66,16 @@ case_swap-file-old() {
     local file=$WORK/old args
     truncate -s 20M "$file"
     for args in "hog --size 160M --contents random" "no-such-workload"; do
-        call 60 "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" $args
+        call 60 "${RUN[@]}" --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" $args
         [ "$(stat -c '%s %b' "$file")" = "20971520 0" ] ||
             { no "size and blocks: $(stat -c '%s %b' "$file")"; return; }
     done
     # As it is after a kill, it can be used again.
-    start "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "${SPIN[@]}"
+    start "${RUN[@]}" --memory-max 48M --swap "file:$file,size=1G" -- "${SPIN[@]}"
     populated 1 || return
     kill -9 $PID
     ends 10
-    call 60 "$MEMSPILL" run --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" hog --size 160M
+    call 60 "${RUN[@]}" --memory-max 48M --swap "file:$file,size=1G" -- "$WORKLOAD" hog --size 160M
     code_is 0 || return
     [ "$(stat -c %b "$file")" = 0 ] || { no "disk space is in use"; return; }
     rm "$file"
@@ -87,7 +87,7 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
     local code=$1 words=$2 lines=$3 counter=$4 device devices=()
     shift 4
     for device; do devices+=(--swap "$device"); done
-    call 120 "$MEMSPILL" run --memory-max 64M "${devices[@]}" --stats-json stats.json "${MEMSPILL_ARGS[@]}" \
+    call 120 "${RUN[@]}" --memory-max 64M "${devices[@]}" --stats-json stats.json \
         -- "$WORKLOAD" hog --size 160M --contents random
     code_is "$code" || return
     grep -q "^memspill: swap device file:.* $words" err ||
@@ -102,12 +102,12 @@ failing() { # CODE WORDS LINES COUNTER DEVICE...
 # readahead: a page that came along, and that nobody has touched, is only read again.
 NO_READAHEAD=(--tune readahead=auto --tune page-cluster=0)
 case_read-error() {
-    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
+    local RUN=("${RUN[@]}" "${NO_READAHEAD[@]}")
     failing "$(of_mode 137 135)" 'has a read error: Input/output error' "$(of_mode 2 1)" read_errors \
         "file:$WORK/device,fail=read@1000"
 }
 case_wrong-bytes() {
-    local MEMSPILL_ARGS=("${MEMSPILL_ARGS[@]}" "${NO_READAHEAD[@]}")
+    local RUN=("${RUN[@]}" "${NO_READAHEAD[@]}")
     failing "$(of_mode 137 135)" 'has a read error: checksum mismatch' "$(of_mode 2 1)" read_errors \
         "file:$WORK/device,fail=flip@1000"
 }

@@ -21,7 +21,7 @@ case_kill-target() {
 case_kill-child() {
     local n victim before
     for ((n = 1; n <= (KILLS + 3) / 4; n++)); do
-        start "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- \
+        start "${RUN[@]}" --memory-max 96M --swap-dir "$SWAP" -- \
             "$WORKLOAD" spin-touch --size 64M --processes 4
         running 4 || return
         moment
@@ -204,7 +204,7 @@ print(int((time.monotonic() - begun) * 1000))
 PY
 ) || { SKIP="no O_TMPFILE here"; return; }
     [ "$closing" -ge 100 ] || { SKIP="a file of 400 MiB is closed within $closing ms here"; return; }
-    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- bash -c \
+    call 60 "${RUN[@]}" --memory-max 48M --swap-dir "$SWAP" -- bash -c \
         '"$0" populate --size 400M --contents random >/dev/null; echo ${EPOCHREALTIME//./} >ended' "$WORKLOAD"
     exiting=$(((${EPOCHREALTIME//./} - $(cat ended)) / 1000))
     DID="$exiting ms, $closing ms for the file"

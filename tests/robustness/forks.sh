@@ -88,12 +88,12 @@ case_fork-advice() {
 case_late-children() {
     gcc -O2 -pthread -o late-children "$TESTS/programs/late_children.c" 2>/dev/null ||
         { SKIP="no gcc"; return; }
-    call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+    call 60 "${RUN[@]}" --memory-max 256M --swap-dir "$SWAP" \
         -- ./late-children joins
     code_is 0 || { WHY="joins: $WHY"; return; }
     local run
     for run in $(seq $((4 + 16 * FULL))); do
-        call 30 "$MEMSPILL" run --memory-max 24M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        call 30 "${RUN[@]}" --memory-max 24M --check --swap-dir "$SWAP" \
             -- ./late-children grows
         code_is 0 || { WHY="grows, run $run: $WHY"; return; }
     done
@@ -103,10 +103,10 @@ case_late-children() {
 # A process whose calls are trapped only until it has joined has all as it has set it from then on.
 case_late-then-free() {
     gcc -O1 -o late-then-free "$TESTS/programs/late_then_free.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./late-then-free
+    call 60 "${RUN[@]}" --memory-max 256M --swap-dir "$SWAP" -- ./late-then-free
     code_is 0 || { WHY="$WHY $(grep -m 1 BAD out)"; return; }
     if strace -f -o strace.out true 2>/dev/null; then
-        call 60 "$MEMSPILL" run --memory-max 256M --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        call 60 "${RUN[@]}" --memory-max 256M --swap-dir "$SWAP" \
             -- strace -f -o strace.out bash -c '(exit 3); /bin/true; /bin/echo | /bin/cat'
         code_is 0 || return
         grep -q SIGSYS strace.out && { no "a program that is traced has its calls trapped"; return; }
@@ -143,7 +143,7 @@ case_forks-while-moving() {
         { SKIP="no gcc"; return; }
     local lowest
     for lowest in fork raw moves unmaps; do
-        call 60 "$MEMSPILL" run --memory-max 64M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        call 60 "${RUN[@]}" --memory-max 64M --check --swap-dir "$SWAP" \
             -- ./forks-while-moving $((2 + 2 * FULL)) $lowest
         code_is 0 || return
     done

@@ -28,7 +28,7 @@ limited() {
     local code=$1 words=$2 limits=() spill=("${SPILL[@]}")
     shift 2
     while [ $# -gt 0 ] && [ "$1" != -- ]; do limits+=("$1"); shift; done
-    [ $# -le 1 ] || { shift; spill=("$MEMSPILL" run --memory-max $BUDGET "$@"); }
+    [ $# -le 1 ] || { shift; spill=("${RUN[@]}" --memory-max $BUDGET "$@"); }
     call 60 bash -c "ulimit ${limits[*]} && exec \"\$@\"" - "${spill[@]}" -- $PYTHON \
         -c 'print(sum(bytearray(96 << 20)))'
     code_is "$code" || { WHY="ulimit ${limits[*]}: $WHY"; return 1; }

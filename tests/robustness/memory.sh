@@ -38,7 +38,7 @@ case_regrow() {
     local seed
     gcc -O2 -o regrow "$TESTS/programs/regrow.c" 2>/dev/null || { SKIP="no gcc"; return; }
     for ((seed = 1; seed <= (FULL ? 3 : 1); seed++)); do
-        call 60 "$MEMSPILL" run --memory-max 40M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        call 60 "${RUN[@]}" --memory-max 40M --check --swap-dir "$SWAP" \
             -- ./regrow 4 $seed
         code_is 0 || return
     done
@@ -51,7 +51,7 @@ case_gap() {
         { SKIP="no gcc"; return; }
     local run
     for ((run = 0; run <= FULL; run++)); do
-        call 60 "$MEMSPILL" run --memory-max 60M --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" \
+        call 60 "${RUN[@]}" --memory-max 60M --check --swap-dir "$SWAP" \
             -- ./moved-into-a-gap 5
         code_is 0 || return
     done
@@ -62,7 +62,7 @@ case_gap() {
 case_own-userfaultfd() {
     local name=own_userfaultfd
     gcc -O2 -pthread -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" -- ./$name 96
+    call 60 "${RUN[@]}" --memory-max 48M --swap-dir "$SWAP" -- ./$name 96
     [ "$CODE" = 77 ] && { SKIP="the program gets no userfaultfd"; return; }
     code_is 0 && clean
 }
@@ -86,8 +86,8 @@ case_named-pages() {
     # In a few thousand faults it is learned late what names are worth.
     [[ "${MEMSPILL_ARGS[*]}" != *holes=guard* ]] || least=500
     for how in "" dense; do
-        call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json --swap-dir "$SWAP" \
-            "${MEMSPILL_ARGS[@]}" -- ./named-pages 16000 $((3 + 9 * FULL)) $how
+        call 120 "${RUN[@]}" --memory-max 40M --check --stats-json stats.json --swap-dir "$SWAP" \
+            -- ./named-pages 16000 $((3 + 9 * FULL)) $how
         code_is 0 && clean || { WHY="${how:-plain}: $WHY"; return; }
         named="$(grep -oP '"named_pages": \K[0-9]+' stats.json)"
         did="$did${did:+, }${how:-plain} $named pages"
@@ -105,14 +105,14 @@ case_page-advice() {
     local way budget other
     for way in "syscall 1G 0" "libc 64M 80"; do
         read -r way budget other <<<"$way"
-        call 60 "$MEMSPILL" run --memory-max $budget --check --stats-json stats.json --swap-dir "$SWAP" \
-            "${MEMSPILL_ARGS[@]}" -- ./page-advice $way $other
+        call 60 "${RUN[@]}" --memory-max $budget --check --stats-json stats.json --swap-dir "$SWAP" \
+            -- ./page-advice $way $other
         code_is 0 && clean || { WHY="$way in $budget: $WHY"; return; }
         [ "$(grep -oP '"pswpout": \K[0-9]+' stats.json)" -gt 4096 ] ||
             { no "$way in $budget: nothing was written"; return; }
     done
-    call 60 "$MEMSPILL" run --memory-max 64M --check --swap "file:$SWAP/one,size=96M" \
-        --swap "file:$SWAP/two,size=1G" "${MEMSPILL_ARGS[@]}" -- ./page-advice libc 80
+    call 60 "${RUN[@]}" --memory-max 64M --check --swap "file:$SWAP/one,size=96M" \
+        --swap "file:$SWAP/two,size=1G" -- ./page-advice libc 80
     rm -f "$SWAP/one" "$SWAP/two"
     code_is 0 && clean || WHY="two files: $WHY"
 }

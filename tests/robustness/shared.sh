@@ -6,8 +6,8 @@ shared() { # MEMORY-MAX NAME ARGUMENTS...: a program of this folder, which says 
     local max=$1 name=$2
     shift 2
     gcc -O2 -pthread -o "$name" "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 120 "$MEMSPILL" run --memory-max "$max" --check --stats-json stats.json \
-        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- "./$name" "$@"
+    call 120 "${RUN[@]}" --memory-max "$max" --check --stats-json stats.json \
+        --swap-dir "$SWAP" -- "./$name" "$@"
     code_is 0 && took_shared && clean
 }
 
@@ -28,7 +28,7 @@ case_shared-removed-raw() { shared 24M shared_removed 36 raw; }
 case_shared-then-direct() {
     local name=shared_then_direct
     gcc -O2 -o $name "$TESTS/programs/$name.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 60 "$MEMSPILL" run --memory-max 48M --swap-dir "$SWAP" -- ./$name 96 "$SWAP/direct"
+    call 60 "${RUN[@]}" --memory-max 48M --swap-dir "$SWAP" -- ./$name 96 "$SWAP/direct"
     [ "$CODE" = 77 ] && { SKIP="no O_DIRECT there"; return; }
     code_is 137 && says "cannot be swapped out" && clean
 }
@@ -55,16 +55,16 @@ case_shared-postgres() { postgres $((5 + 5 * FULL)); }
 case_shared-postgres-killed() { KILL=1 postgres 3; }
 
 case_shared-workers() {
-    call 120 "$MEMSPILL" run --memory-max 40M --check --stats-json stats.json \
-        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- $PYTHON "$TESTS/programs/shared_workers.py" 64
+    call 120 "${RUN[@]}" --memory-max 40M --check --stats-json stats.json \
+        --swap-dir "$SWAP" -- $PYTHON "$TESTS/programs/shared_workers.py" 64
     code_is 0 && took_shared && clean
 }
 
 # Files of shared memory, with --shared=all.
 shared_files() { # MEMORY-MAX MODE MIB
     gcc -O2 -o shared_files "$TESTS/programs/shared_files.c" 2>/dev/null || { SKIP="no gcc"; return; }
-    call 120 "$MEMSPILL" run --shared=all --memory-max "$1" --check --stats-json stats.json \
-        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./shared_files "$2" "$3"
+    call 120 "${RUN[@]}" --shared=all --memory-max "$1" --check --stats-json stats.json \
+        --swap-dir "$SWAP" -- ./shared_files "$2" "$3"
     code_is 0 && clean
 }
 
@@ -91,8 +91,8 @@ case_shared-file-unfit() {
 hold_file() { # NAME
     gcc -O2 -o shared_files "$TESTS/programs/shared_files.c" 2>/dev/null || { SKIP="no gcc"; return 1; }
     rm -f "/dev/shm/$1" "/dev/shm/$1.go"
-    start "$MEMSPILL" run --shared=all --memory-max 40M --stats-json stats.json \
-        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- ./shared_files hold 32 "$1"
+    start "${RUN[@]}" --shared=all --memory-max 40M --stats-json stats.json \
+        --swap-dir "$SWAP" -- ./shared_files hold 32 "$1"
     until_true 60 grep -q ready out || no "it is not ready" || return
     # Pages of a file that are away take no room.
     local blocks
@@ -141,7 +141,7 @@ case_shared-file-killed() {
 case_shared-file-numpy() {
     local numpy=
     $PYTHON -c 'import numpy' 2>/dev/null && numpy=numpy
-    call 120 "$MEMSPILL" run --shared=all --memory-max 40M --check --stats-json stats.json \
-        --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- $PYTHON "$TESTS/programs/shared_memory.py" 64 $numpy
+    call 120 "${RUN[@]}" --shared=all --memory-max 40M --check --stats-json stats.json \
+        --swap-dir "$SWAP" -- $PYTHON "$TESTS/programs/shared_memory.py" 64 $numpy
     code_is 0 && took_shared && clean
 }

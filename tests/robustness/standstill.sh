@@ -95,7 +95,7 @@ goes_on() {
 # still COMMAND...: a process that has most of the budget is held by this (its id is the last argument) while
 # another one needs memory; undone by letgo. The first one checks its pages after that.
 still() {
-    start "$MEMSPILL" run --memory-max $BUDGET --check --swap-dir "$SWAP" "${MEMSPILL_ARGS[@]}" -- bash -c '
+    start "${RUN[@]}" --memory-max $BUDGET --check --swap-dir "$SWAP" -- bash -c '
         "$0" spin-touch --size 100M --threads 2 & big=$!
         until [ -e go ]; do sleep 0.1; done
         "$0" populate --size 160M && echo sibling
@@ -195,7 +195,7 @@ case_traced() {
 # it reads.
 case_stop-evictor() {
     local stops under_way
-    start "$MEMSPILL" run --memory-max 64M --swap-dir "$SWAP" --check --verbose "${MEMSPILL_ARGS[@]}" -- \
+    start "${RUN[@]}" --memory-max 64M --swap-dir "$SWAP" --check --verbose -- \
         "$WORKLOAD" mutate --size 160M --threads 3 --seconds $((8 + 6 * FULL))
     running 1 || return
     sleep 1

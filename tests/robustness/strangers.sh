@@ -214,7 +214,7 @@ case_privileges() {
 
 # A run within a run would hold neither budget.
 case_nested() {
-    call 20 "${SPILL[@]}" -- "$MEMSPILL" run -m 32M -- true
+    call 20 "${SPILL[@]}" -- "${RUN[@]}" -m 32M -- true
     code_is 125 || return
     grep -q 'inside another run of memspill' err || { no "it says: $(tail -n 1 err)"; return; }
     clean
@@ -250,8 +250,8 @@ case_door-descriptors() { door descriptors; }
 
 # Agents that lie. They can lose their own data only.
 case_lying-uffd() {
-    call 60 "$MEMSPILL" run --memory-max 96M --swap-dir "$SWAP" \
-        --stats-json stats.json "${MEMSPILL_ARGS[@]}" -- \
+    call 60 "${RUN[@]}" --memory-max 96M --swap-dir "$SWAP" \
+        --stats-json stats.json -- \
         bash -c '
         coproc "$1" env -u LD_PRELOAD "$2" "$3" waits
         read -r -t 20 line <&"${COPROC[0]}" && [ "$line" = "let in" ] || exit 1
