@@ -104,20 +104,25 @@ impl Running {
 
 /// Why we may not trace it, and what mends that.
 fn forbidden(pid: u32, uid: u32) -> String {
-    let (name, mine) = (standstill::name(pid), rustix::process::geteuid());
     let scope = proc::text("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    match scope.trim() {
-        _ if !mine.is_root() && mine.as_raw() != uid => {
+    why_forbidden(&standstill::name(pid), uid, rustix::process::geteuid().as_raw(), scope.trim())
+}
+
+/// `scope`: kernel.yama.ptrace_scope, which this kernel may not have.
+fn why_forbidden(name: &str, uid: u32, mine: u32, scope: &str) -> String {
+    const ROOT: u32 = 0;
+    match scope {
+        _ if mine != ROOT && mine != uid => {
             format!("{name} is another user's ({uid}): be that user, or root (sudo memspill attach ...)")
         }
         "3" => format!(
             "{name} may not be traced by anybody, for kernel.yama.ptrace_scope is 3 until the machine starts \
              anew: start it with memspill run"
         ),
-        "2" if !mine.is_root() => format!(
+        "2" if mine != ROOT => format!(
             "{name} may be traced by root alone, for kernel.yama.ptrace_scope is 2: sudo memspill attach ..."
         ),
-        "1" if !mine.is_root() => format!(
+        "1" if mine != ROOT => format!(
             "{name} may not be traced by you, for kernel.yama.ptrace_scope is 1: sudo memspill attach ..., \
              or sysctl kernel.yama.ptrace_scope=0"
         ),
@@ -198,6 +203,29 @@ mod tests {
         let ids = threads.filter_map(|thread| thread.file_name().to_str()?.parse::<u32>().ok());
         for thread in ids.filter(|id| *id != std::process::id()) {
             assert!(refused(thread).contains("is a thread of process"), "{}", refused(thread));
+        }
+    }
+
+    #[test]
+    fn who_may_not_trace_is_told_what_mends_it() {
+        let (root, me, other) = (0, 1000, 1001);
+        let why = |uid, mine, scope| why_forbidden("process 77 (sleep)", uid, mine, scope);
+        for (scope, mine, fix) in [
+            ("", me, "CAP_SYS_PTRACE"),
+            ("0", me, "CAP_SYS_PTRACE"),
+            ("1", me, "sysctl kernel.yama.ptrace_scope=0"),
+            ("2", me, "is 2: sudo memspill attach"),
+            ("3", me, "start it with memspill run"),
+            ("0", root, "CAP_SYS_PTRACE"),
+            ("1", root, "CAP_SYS_PTRACE"),
+            ("2", root, "CAP_SYS_PTRACE"),
+            ("3", root, "start it with memspill run"),
+        ] {
+            let said = why(me, mine, scope);
+            assert!(said.starts_with("process 77 (sleep) may") && said.contains(fix), "{scope}: {said}");
+        }
+        for scope in ["", "0", "1", "2", "3"] {
+            assert!(why(other, me, scope).contains("another user's (1001)"), "{scope}");
         }
     }
 
