@@ -7,10 +7,10 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads user bash children again refused gdb inside other-user short
-    interrupted killed ends options)
+ALL=(python node java redis postgres go threads untouched user bash children again refused gdb
+    inside other-user short interrupted killed ends options)
 # Quick enough for tests/run.sh.
-SHORT=(python threads user refused inside killed ends interrupted)
+SHORT=(python threads untouched user refused inside killed ends interrupted)
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
@@ -152,6 +152,33 @@ case_threads() {
     # (Its forks leave pages shared, which take more for moments.)
     start ./in_calls $SIZE_MIB && attach "$PROGRAM" && rounds 20 && until_true 60 is_swapped && detach &&
         goes_on
+}
+
+# A program has memory mapped that it touches for the first time now: it waits for room.
+case_untouched() {
+    cat >untouched.py <<'PY'
+import mmap, os, time
+PAGES = 300 << 8
+memory = mmap.mmap(-1, PAGES << 12, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+print("round", flush=True)
+while not os.path.exists("touch"):
+    time.sleep(0.01)
+for page in range(PAGES):
+    memory[page << 12 : (page << 12) + 4] = page.to_bytes(4, "little")
+print("round", flush=True)
+is_right = all(memory[page << 12 : (page << 12) + 4] == page.to_bytes(4, "little") for page in range(PAGES))
+print("round", flush=True)
+while not os.path.exists("end"):
+    time.sleep(0.01)
+print("right" if is_right and not any(memory[8:4096]) else "WRONG", flush=True)
+PY
+    local most
+    start "$PYTHON" untouched.py && attach "$PROGRAM" && touch touch && rounds 2 || return
+    most=$(($(kib "$PROGRAM" VmHWM:) - $(kib "$PROGRAM" RssFile: RssShmem:)))
+    [ $((most * 20)) -le $((BUDGET_MIB * 21 << 10)) ] || no "it took $((most >> 10)) MiB of $BUDGET_MIB" ||
+        return
+    detach && is_bare "$PROGRAM" && touch end && wait "$PROGRAM" && grep -qx right said ||
+        no "${WHY:-the program ends with $?: $(tail -n 1 said program.err | tr '\n' ' ')}"
 }
 
 # A server: its digest is the same before, while it is attached, after a dump by a fork, and when it is let

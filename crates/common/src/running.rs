@@ -41,6 +41,8 @@ pub struct Joining {
     /// An array of ranges that the kernel touches by itself.
     pub kept: u64,
     pub kept_count: u64,
+    /// 1: what was never touched is closed, so that a touch asks for room.
+    pub closes: u64,
 }
 
 /// A thread, as the program has it, and as it is to go on.

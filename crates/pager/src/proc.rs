@@ -610,6 +610,19 @@ fn address(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > 16 { None } else { digits.iter().try_fold(0, add) }
 }
 
+/// Has some of it an owner of its faults (a userfaultfd), or is it left out of forks? Then what was never
+/// touched there is nobody else's to close. Where that cannot be read: it may have. Walks all page tables.
+pub fn has_kept_untouched(pid: u32) -> bool {
+    smaps(pid).map_or(true, |smaps| has_kept_untouched_in(&smaps))
+}
+
+fn has_kept_untouched_in(smaps: &str) -> bool {
+    /// Agents close nothing that is smaller.
+    const LEAST_BYTES: u64 = 64 << 10;
+    let kept = with_flags(smaps, |has| ["um", "uw", "ui", "dc", "wf"].into_iter().any(has));
+    kept.iter().any(|(start, end)| end - start >= LEAST_BYTES)
+}
+
 /// Ranges that are registered with a userfaultfd for missing pages and were not emptied by a fork
 /// (MADV_WIPEONFORK): all that a fork's child has of what was swapped out. Walks all page tables.
 pub fn inherited(pid: u32) -> io::Result<Vec<(u64, u64)>> {
@@ -1233,6 +1246,18 @@ mod tests {
                      7f01-7f02 rw-p 00000000 00:00 0    [heap]\nVmFlags: rd wr mr mw me ac um \n\
                      8f00-8f10 rw-p 00000000 00:00 0 \nVmFlags: rd wr mr mw me sd \n";
         assert_eq!(inherited_in(smaps), [(0x7f01, 0x7f02)]);
+    }
+
+    #[test]
+    fn what_has_an_owner_of_its_faults_is_not_closed_unless_it_is_small() {
+        let of = |range: &str, flags: &str| {
+            has_kept_untouched_in(&format!("{range} rw-p 00000000 00:00 0 \nVmFlags: rd wr {flags} \n"))
+        };
+        assert!(!of("7f000000-7f100000", "mr mw me ac sd"));
+        for flags in ["um", "uw", "ui", "ac dc", "wf sd"] {
+            assert!(of("7f000000-7f010000", flags) && !of("7f000000-7f00f000", flags), "{flags}");
+        }
+        assert!(has_kept_untouched(u32::MAX));
     }
 
     #[test]

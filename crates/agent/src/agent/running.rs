@@ -89,10 +89,8 @@ unsafe fn join(joining: &Joining) -> Result<()> {
         readable::learn(environment);
         preload::learn(environment);
         preload::learn_to_add(environment);
-        running::keep_later(core::slice::from_raw_parts(
-            joining.kept as *const Range,
-            joining.kept_count as usize,
-        ));
+        let kept = core::slice::from_raw_parts(joining.kept as *const Range, joining.kept_count as usize);
+        running::keep_later(kept, joining.closes != 0);
     }
     address::ask_for_agent();
     handshake::try_join(KIND_EXEC, [0; 16])

@@ -79,9 +79,10 @@ impl Attached {
 /// the programs that it runs. The door is to be kept by another thread, and lets it in.
 pub fn into_running(pid: u32, agent: &Published, environment: &[(&str, &str)]) -> io::Result<Attached> {
     refusal::at_sight(pid)?;
+    let closes = !proc::has_kept_untouched(pid);
     let mut stopped = Stopped::all(pid as pid_t, None)?;
     refusal::of_threads(pid, &stopped.threads)?;
-    let mut room = Room::of(&stopped);
+    let mut room = Room::of(&stopped, closes);
     room.write_environment(environment);
     let mut hands = Hands::of(&mut stopped)?;
     let at = hands.map_room(room.bytes())?;
@@ -159,11 +160,14 @@ struct Room {
     texts: Vec<u8>,
     /// Where each text begins.
     starts: Vec<u64>,
+    /// What was never touched is closed.
+    closes: bool,
 }
 
 impl Room {
-    fn of(stopped: &Stopped) -> Room {
-        Room { kept: stopped.threads.iter().flat_map(Stood::kept).collect(), texts: vec![], starts: vec![] }
+    fn of(stopped: &Stopped, closes: bool) -> Room {
+        let kept = stopped.threads.iter().flat_map(Stood::kept).collect();
+        Room { kept, texts: vec![], starts: vec![], closes }
     }
 
     fn write_environment(&mut self, environment: &[(&str, &str)]) {
@@ -191,8 +195,9 @@ impl Room {
         let mut bytes: Vec<u8> = words.chain(pointers).flat_map(u64::to_ne_bytes).collect();
         bytes.extend(&self.texts);
         hands.stopped.memory.write_all_at(&bytes, kept)?;
-        let joining = Joining { environment, kept, kept_count: self.kept.len() as u64 };
-        hands.write_words(at, &[joining.environment, joining.kept, joining.kept_count])
+        let (kept_count, closes) = (self.kept.len() as u64, u64::from(self.closes));
+        let joining = Joining { environment, kept, kept_count, closes };
+        hands.write_words(at, &[joining.environment, joining.kept, joining.kept_count, joining.closes])
     }
 }
 

@@ -15,14 +15,15 @@
 //! heaps of runtimes), is new when it can be written for the first time. The part of it that was never
 //! touched, by the kernel's word, is closed before the call, while nobody can write there.
 //!
+//! What a program that runs already has mapped, and not touched, is closed as if it were mapped now.
+//!
 //! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
 //! supervisor sees by looking what is touched there. What the program has emptied: `emptied.rs`.
 
-use super::holes;
-use super::kernel::{self, READ_WRITE};
+use super::kernel::{self, Mapping, READ_WRITE};
 use super::reconcile::{self, make};
 use super::supervisor::{self, Changing};
-use super::table;
+use super::{gate, holes, table};
 use crate::common::link::UNMAP;
 use crate::common::sync::{AtomicUsize, Ordering};
 use crate::machine::sys::{self, PAGE, PROT_NONE, Result, nr};
@@ -102,22 +103,40 @@ pub fn close_untouched(changing: &Changing, from: usize, to: usize) {
         let is_stack = (mapping.start..mapping.end).contains(&STACK.load(Ordering::Relaxed));
         if mapping.is_plain && !kernel::is_writable(mapping.prot) && !is_stack {
             kernel::each_untouched(start, end, |from, to| {
-                close_unknown(changing, from, to, mapping.prot);
+                each_unknown(from, to, |from, to| close(changing, from, to, mapping.prot));
             });
         }
         at = mapping.end;
     }
 }
 
-/// Closes what of [from, to) has no word: what has one is away, or is to stay.
-fn close_unknown(changing: &Changing, from: usize, to: usize, prot: usize) {
+/// Runs of [from, to) without a word: what has one is away, or is to stay.
+fn each_unknown(from: usize, to: usize, found: impl Fn(usize, usize)) {
     let mut at = from;
     while at < to {
         let known = table::next(at, to).map_or(to, |(page, _)| page);
         if known - at >= OPENED_MIN {
-            close(changing, at, known, prot);
+            found(at, known);
         }
         at = known + PAGE;
+    }
+}
+
+/// Closes what a program that runs already has never touched, as it joins: all its threads stand still, and
+/// the supervisor knows nothing of its pages.
+pub fn close_all_untouched() {
+    let _alone = gate::enter_alone();
+    let mut at = 0;
+    while let Some(mapping) = kernel::mapping_from(at).filter(|mapping| mapping.start < table::TOP) {
+        let Mapping { start, end, prot, is_plain } = mapping;
+        if is_plain && kernel::is_writable(prot) && supervisor::is_large(end - start) {
+            kernel::each_untouched(start, end.min(table::TOP), |from, to| {
+                if supervisor::closes(from, to - from) {
+                    each_unknown(from, to, |from, to| holes::close(from, to, prot));
+                }
+            });
+        }
+        at = end;
     }
 }
 

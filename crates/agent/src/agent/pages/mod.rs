@@ -107,6 +107,13 @@ pub fn disconnect() {
     }
 }
 
+/// Closes what a program that runs already has mapped, and not touched (`grow.rs`).
+pub fn close_all_untouched() {
+    if is_on() {
+        grow::close_all_untouched();
+    }
+}
+
 /// Notes where the agent's region and its ident page are: none of that is to be taken out.
 pub fn keep_region(start: usize, len: usize, ident: usize) {
     uses::keep(uses::REGION, start, len);

@@ -21,7 +21,7 @@ use super::{clone, deliver, handler, rewrite};
 use crate::calls::hold::hold;
 use crate::calls::in_use::{self, Use};
 use crate::common::running::{Left, NO_CALL, Range, Thread};
-use crate::common::sync::{AtomicPtr, AtomicUsize, Ordering};
+use crate::common::sync::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use crate::common::words::FOR_KERNEL;
 use crate::machine::context::{Context, NO_STACK, Registers};
 use crate::machine::gadget;
@@ -42,7 +42,12 @@ static KEPT: AtomicPtr<Range> = AtomicPtr::new(core::ptr::null_mut());
 #[unsafe(link_section = ".data")]
 static KEPT_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-pub fn keep_later(ranges: &[Range]) {
+/// Is what was never touched to be closed?
+#[unsafe(link_section = ".data")]
+static CLOSES: AtomicBool = AtomicBool::new(false);
+
+pub fn keep_later(ranges: &[Range], closes: bool) {
+    CLOSES.store(closes, Ordering::Relaxed);
     KEPT.store(ranges.as_ptr().cast_mut(), Ordering::Relaxed);
     KEPT_COUNT.store(ranges.len(), Ordering::Relaxed);
 }
@@ -54,6 +59,9 @@ pub fn take_over() -> Result<()> {
         // SAFETY: `keep_later` was told of an array that lasts until the process has joined.
         let range = unsafe { ranges.add(index).read() };
         exclude::exclude(range.start as usize, range.bytes as usize, FOR_KERNEL);
+    }
+    if CLOSES.load(Ordering::Relaxed) {
+        pages::close_all_untouched();
     }
     rewrite::stop(rewrite::FORBIDDEN);
     signals::adopt(handler::on_signal as *const () as usize);

@@ -55,13 +55,18 @@ pub fn end() {
     if !are_markers() {
         return;
     }
-    let mut at = 0;
+    let (mut at, mut from, mut to) = (0, 0, 0);
     while let Some((page, word)) = table::next(at, table::TOP) {
-        if table::load(word).state() == SWAPPED {
-            markers::drop_from(page, page + sys::PAGE);
-        }
         at = page + sys::PAGE;
+        if table::load(word).state() == SWAPPED {
+            if page != to {
+                drop_from(from, to);
+                from = page;
+            }
+            to = at;
+        }
     }
+    drop_from(from, to);
 }
 
 /// Sees to it that what is at an address, and in the same 2 MiB, can be taken out. Outside of the gate. Err:
