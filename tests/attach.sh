@@ -7,7 +7,7 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads untouched user bash children again refused gdb
+ALL=(python node java redis postgres go threads untouched user bash children programs arena again refused gdb
     inside other-user short interrupted killed ends options)
 # Quick enough for tests/run.sh.
 SHORT=(python threads untouched user refused inside killed ends interrupted)
@@ -298,6 +298,84 @@ PY
         until_true 30 is_swapped && sleep 2 && detach || return
     for child in $(pgrep -P "$PROGRAM"); do is_bare "$child" || return; done
     goes_on && { grep -q 'right 3' said || no "its children: $(tail -n 1 said)"; }
+}
+
+# Programs that it has started meanwhile keep the agent: memspill says so, and waits for their end. Later ones
+# have nothing of it.
+case_programs() {
+    cat >worker.py <<'PY'
+import os, time, zlib
+block = os.urandom(100 << 20)
+before = zlib.crc32(block)
+while not os.path.exists("end"):
+    time.sleep(0.05)
+print("worker", "right" if zlib.crc32(block) == before else "WRONG", flush=True)
+PY
+    cat >starter.sh <<'SH'
+trap 'wait; echo right; exit 0' TERM
+while :; do
+    if [ -e begin ]; then rm begin; "$0" worker.py & fi
+    if [ -e later ]; then rm later; bash -c 'echo "later ${LD_PRELOAD-bare}"'; fi
+    sleep 0.1
+    echo round
+done
+SH
+    start bash -c '. ./starter.sh' "$PYTHON" && attach "$PROGRAM" && touch begin &&
+        until_true 60 is_swapped || return
+    timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "ctl detach: $(cat ctl.out)" || return
+    is_bare "$PROGRAM" && until_true 5 grep -q 'waits for the end of .*(python' err ||
+        no "${WHY:-it is not said who stays: $(tail -n 1 err)}" || return
+    touch later && until_true 20 grep -qx "later bare" said || no "$(grep later said)" || return
+    kill -0 $RUN || no "memspill has ended, and a program has the agent" || return
+    touch end && over_with 0 && until_true 20 grep -qx "worker right" said ||
+        no "${WHY:-$(grep worker said)}" || return
+    stops
+}
+
+# A library has its range managed: nothing else leaves, and programs that it starts have nothing of memspill.
+case_arena() {
+    cat >arena.py <<'PY'
+import ctypes, mmap, os, signal, subprocess, sys, time, zlib
+MAP_NORESERVE = 0x4000
+def made(mib, flags):
+    # As the library's: no one mapping with what is beside it.
+    memory = mmap.mmap(-1, mib << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    memory[:] = os.urandom(1 << 20) * mib
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memory, start, start + (mib << 20)
+arena, start, end = made(int(sys.argv[1]), MAP_NORESERVE)
+outside, from_, to = made(60, 0)
+with open("bounds", "w") as file:
+    print(f"{start:x}-{end:x} {from_:x}-{to:x}", file=file)
+sums, ended = (zlib.crc32(arena), zlib.crc32(outside)), []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+while not ended:
+    said = subprocess.run(["sh", "-c", "echo ${LD_PRELOAD-bare}"], capture_output=True, text=True).stdout
+    if said != "bare\n" or (zlib.crc32(arena), zlib.crc32(outside)) != sums:
+        print("WRONG", said, flush=True)
+        sys.exit(1)
+    print("round", flush=True)
+    time.sleep(0.1)
+print("right", flush=True)
+PY
+    local arena outside
+    start "$PYTHON" arena.py $SIZE_MIB && read -r arena outside <bounds &&
+        attach --arena="$arena" "$PROGRAM" && rounds 2 && until_true 30 is_swapped && rounds 5 || return
+    arena=$(there "$arena") outside=$(there "$outside")
+    [ "$outside" = 60 ] || no "outside of the arena $outside MiB of 60 are there" || return
+    [ "$arena" -le $((BUDGET_MIB * 21 / 20)) ] || no "$arena MiB of the arena are there" || return
+    detach && goes_on
+}
+# MiB of a range of the program's that are in memory.
+there() {
+    python3 - "$PROGRAM" "$1" <<'PY'
+import struct, sys
+start, end = (int(bound, 16) >> 12 for bound in sys.argv[2].split("-"))
+with open(f"/proc/{sys.argv[1]}/pagemap", "rb") as pagemap:
+    pagemap.seek(start * 8)
+    entries = struct.unpack(f"{end - start}Q", pagemap.read((end - start) * 8))
+print(sum(entry >> 63 for entry in entries) >> 8)
+PY
 }
 
 # A library is told by --ready-fd; a swap that is full ends the program, if it is to.

@@ -502,7 +502,10 @@ fn wait_attached(
 fn tell_let_go(running: &Running, stood_still: Duration, stay: &[Arc<Process>]) {
     let stay = match stay.len() {
         0 => String::new(),
-        _ => format!("; memspill waits for the end of {}, which began with it", named(stay)),
+        _ => format!(
+            "; memspill waits for the end of {}: started meanwhile, with its library and now without a limit",
+            named(stay)
+        ),
     };
     let ms = stood_still.as_secs_f64() * 1e3;
     eprintln!("memspill: detached from {}: it stood still {ms:.1} ms{stay}", running.name());
