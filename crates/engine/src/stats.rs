@@ -150,13 +150,16 @@ stats! {
     by order:
     /// Folios written whole, to slots in a row.
     swpout,
-    /// Folios that did not leave whole: there was no room in a row, and they went as smaller ones or as
-    /// single pages; or not all of their pages could be taken.
+    /// Folios for which there was no room in a row: they left as smaller ones or as single pages.
     swpout_fallback,
+    /// Folios of which not all pages could be taken: the others left.
+    swpout_partial,
     /// Folios that were whole and were split before they left: large-folios=split.
     split,
     /// Folios brought in whole.
     swpin,
+    /// Folios that were to come whole, and for which there was no room in memory.
+    swpin_fallback,
 }
 
 #[track_caller]

@@ -216,7 +216,11 @@ impl SwapIn<'_> {
     ) -> Option<Vec<Claim>> {
         let at = index(vpn);
         let group = space.group(self.swap);
+        let order = block.len().ilog2() as usize;
+        let mut is_whole = true;
         while !group.try_charge(self.cpu, block.len() as u64, group.gap_bytes() / 2) {
+            add(&self.swap.stats.on(self.cpu).swpin_fallback[order], u64::from(is_whole));
+            is_whole = false;
             let middle = block.start + block.len() / 2;
             block = if at < middle { block.start..middle } else { middle..block.end };
             if block.len() < 2 {

@@ -217,7 +217,7 @@ impl Places {
         for block in &self.blocks {
             let at = block.folio.order.0 as usize;
             if block.taken < block.folio.order.pages() {
-                add(&counters.swpout_fallback[at], 1);
+                add(&counters.swpout_partial[at], 1);
             } else if block.used > 0 {
                 add(&counters.swpout[at], 1);
             }

@@ -11,11 +11,14 @@ fn folios_of(order: u8) -> Setup {
     Setup { tuning, limit_pages: 2000, ..one_device() }
 }
 
-/// (swpout, swpout_fallback) of an order.
-fn folio_counts(world: &World, order: u8) -> (u64, u64) {
+fn folio_count(world: &World, order: u8, name: &str) -> u64 {
     let counts = world.engine.stats().of_order(Order(order));
-    let value = |name| counts.iter().find(|(n, ..)| *n == name).expect("a counter").1;
-    (value("swpout"), value("swpout_fallback"))
+    counts.iter().find(|(counter, ..)| *counter == name).expect("a counter").1
+}
+
+/// Folios of an order that left: whole, without room in a row, and those of which a part stayed.
+fn left(world: &World, order: u8) -> [u64; 3] {
+    ["swpout", "swpout_fallback", "swpout_partial"].map(|name| folio_count(world, order, name))
 }
 
 fn entry_of(target: &Target, page: u64) -> memspill_engine::word::SwapEntry {
@@ -37,16 +40,10 @@ fn a_folio_leaves_whole_into_slots_in_a_row() {
             assert_eq!(entry_of(&target, CHUNK_AT + i).slot.0, first.slot.0 + i as u32);
         }
         if order > 0 {
-            assert_eq!(folio_counts(&world, order), (1, 0), "order {order}");
+            assert_eq!(left(&world, order), [1, 0, 0], "order {order}");
         }
         world.end(false);
     }
-}
-
-/// Folios of an order that came in whole.
-fn came_whole(world: &World, order: u8) -> u64 {
-    let counts = world.engine.stats().of_order(Order(order));
-    counts.iter().find(|(name, ..)| *name == "swpin").expect("a counter").1
 }
 
 #[test]
@@ -63,7 +60,7 @@ fn by_default_a_stream_brings_whole_folios() {
             world.step(&Op::Read { target: 0, page: CHUNK_AT + page });
             brought.extend(Some(target.space.resident_pages() - before).filter(|pages| *pages > 0));
         }
-        let whole: Vec<u64> = (4..=6).map(|order| came_whole(&world, order)).collect();
+        let whole: Vec<u64> = (4..=6).map(|order| folio_count(&world, order, "swpin")).collect();
         assert_eq!(brought, [1, 2, 13, 48, 64, 64, 64, 64], "whole: {whole:?}");
         assert_eq!(whole, [1, 1, 4]);
         assert_eq!(world.engine.stats().sum(|c| &c.pgmajfault), 8);
@@ -87,13 +84,33 @@ fn a_folio_comes_in_whole() {
         assert_eq!(resident(&mut world, 4), 16, "nothing is known yet");
         assert_eq!(resident(&mut world, 16), 48, "a stream: the rest of the folio");
         assert_eq!(resident(&mut world, 64), 64, "the next folio");
-        assert_eq!(came_whole(&world, 6), 1);
+        assert_eq!(folio_count(&world, 6, "swpin"), 1);
         // A page of another one has gone: the pages in a row come all the same.
         world.step(&Op::Remove { target: 0, page: CHUNK_AT + 197, pages: 1 });
         world.step(&Op::Events { target: 0 });
         assert_eq!(resident(&mut world, 240), 16);
         world.end(false);
     }
+}
+
+#[test]
+fn a_folio_for_which_there_is_no_room_comes_in_part() {
+    let mut world = World::new(&folios_of(6));
+    world.step(&Op::Map { target: 0, page: 0, pages: PAGES });
+    world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: 256 });
+    let target = world.target(0);
+    while world.shrink(&target, 64, true) > 0 {}
+    for page in [4, 16] {
+        world.step(&Op::Read { target: 0, page: CHUNK_AT + page });
+    }
+    let root = world.engine.root();
+    root.set_limit_bytes(root.usage_bytes() + root.gap_bytes() / 2 + 40 * PAGE_SIZE as u64);
+    let before = target.space.resident_pages();
+    world.step(&Op::Read { target: 0, page: CHUNK_AT + 64 });
+    assert_eq!(target.space.resident_pages() - before, 32);
+    // Of the folio before, the second half came after a part of the first.
+    assert_eq!((folio_count(&world, 6, "swpin_fallback"), folio_count(&world, 5, "swpin")), (1, 2));
+    world.end(false);
 }
 
 #[test]
@@ -124,7 +141,7 @@ fn a_folio_that_is_not_there_whole_leaves_in_parts() {
     world.step(&Op::Write { target: 0, page: CHUNK_AT + 20, zero: true });
     target.memory.refuse(FIRST + CHUNK_AT + 25, Take::Retry);
     world.pageout(&target, CHUNK_AT + 16, 16);
-    assert_eq!(folio_counts(&world, 4), (0, 1));
+    assert_eq!(left(&world, 4), [0, 0, 1]);
     let slot = |page| entry_of(&target, CHUNK_AT + 16 + page).slot.0;
     assert_eq!((slot(3) - slot(0), slot(5) - slot(0), slot(15) - slot(0)), (3, 4, 13));
     assert_eq!(world.engine.used_slots(), 1 + 14);
@@ -158,7 +175,7 @@ fn without_room_in_a_row_a_folio_is_split() {
     world.step(&Op::WriteRun { target: 0, page: CHUNK_AT, pages: CHUNK });
     let target = world.target(0);
     assert_eq!(world.shrink(&target, 1, true), 512);
-    assert_eq!(folio_counts(&world, 9), (0, 1));
+    assert_eq!(left(&world, 9), [0, 1, 0]);
     world.end(false);
 }
 
