@@ -19,9 +19,9 @@ ALL=(exit-codes streams descriptors sigpipe sizes specs small-budget no-command 
     stop-target stop-supervisor ctrl-z
     swap-full-ram swap-full-zstd swap-full-ram-disk swap-full-file swap-full-grow disk-full swap-file-new
     swap-file-old read-error wrong-bytes write-error write-error-all write-error-other fork-advice
-    remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full check stats-json
-    ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers top-hangup
-    idle-cpus
+    remap-pieces madv-free locked compaction regrow gap main-exits groups groups-full groups-devices
+    check stats-json ctl-swapoff ctl-swapoff-ram ctl-swapoff-stop ctl-swapon-many ctl-limit ctl-strangers
+    top-hangup idle-cpus
     guards privileges
     last-thread locked-once locked-kept writable-code torn-mapping network-namespace nested door-strangers
     door-namespace door-descriptors lying-uffd lying-evictor no-core other-proc read-from-outside

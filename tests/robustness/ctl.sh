@@ -6,8 +6,7 @@
 case_groups() {
     cp "$WORKLOAD" inner-job
     call 60 "${RUN[@]}" -m 300M --check --swap-dir "$SWAP" --group 'inner,comm=inner-*,memory.max=40M' \
-        --stats-json stats.json \
-        -- \
+        --stats-json stats.json -- \
         bash -c './inner-job populate --size 200M & "$0" populate --size 120M && wait $! && sleep 0.5' \
         "$WORKLOAD"
     code_is 0 || return
@@ -21,6 +20,32 @@ assert inner["name"] == "inner" and inner["swap.current"] <= 64 << 10, inner
 assert 30 << 20 < inner["memory.peak"] < 44 << 20, inner
 assert stats["pswpout"] > 30000, stats["pswpout"]
 PY
+}
+
+# The job's pages go to the file, all others to compressed RAM, which is asked first.
+case_groups-devices() {
+    cp "$WORKLOAD" inner-job
+    local ram=(--swap ram:,prio=9) file=$SWAP/job job=inner,comm=inner-*,swap=file:*
+    local both=("${ram[@]}" --swap "file:$file,size=300M,prio=5")
+    start "${RUN[@]}" -m 200M "${both[@]}" --check --verbose --group "$job,memory.max=40M" \
+        -- ./inner-job random --size 100M --seconds 3 --check full
+    away 20 32768 "file:$file" || return
+    [ "$(used ram:)" = 0 ] || { no "its pages are elsewhere: $(cat ctl.out)"; return; }
+    ends 60
+    code_is 0 && checked || return
+    start "${RUN[@]}" -m 60M "${both[@]}" --group "$job" \
+        -- "$WORKLOAD" random --size 100M --seconds 3 --check full
+    away 20 32768 ram: || return
+    [ "$(used "file:$file")" = 0 ] || { no "another's pages are there: $(cat ctl.out)"; return; }
+    ends 60
+    code_is 0 || return
+    call 60 "${RUN[@]}" -m 300M "${ram[@]}" --swap "file:$file,size=20M,prio=5" \
+        --group "$job,memory.max=40M" -- ./inner-job populate --size 200M
+    code_is 137 || return
+    local why='may swap to file:\* only, where no room is left|is full; raise its memory.max'
+    grep -qE "memspill: killed: group inner ($why)" err || no "not told why: $(tail -n 1 err)" || return
+    call 20 "${RUN[@]}" -m 300M "${ram[@]}" --group "$job" -- true
+    code_is 125 && says 'swap=file:\* names no swap device: there is ram:' && clean
 }
 
 case_groups-full() {

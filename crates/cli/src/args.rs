@@ -92,6 +92,7 @@ Swap devices, as with swapon; the highest priority fills first:
 
 Memory groups, inside the budget, for programs by the name of their file (* and ? as in a shell):
   NAME,comm=PATTERN[,comm=...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]
+    [,swap=DEVICE...]               its pages go to these devices only, by the names of 'memspill ctl swaps'
   What a program starts is in its group, unless another pattern matches. A percentage is of the budget.
 
 Exit status: that of COMMAND, or 128+N where signal N ended it;

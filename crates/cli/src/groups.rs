@@ -1,7 +1,8 @@
 //! `--group SPEC`: memory groups below the budget.
 //!
 //! ```text
-//! NAME,comm=PATTERN[,comm=PATTERN...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,parent=NAME]
+//! NAME,comm=PATTERN[,comm=PATTERN...][,memory.max=SIZE][,memory.high=SIZE][,swap.max=SIZE][,swap=DEVICE...]
+//!     [,parent=NAME]
 //! ```
 //!
 //! Names of limits as in cgroup v2; a percentage is a share of the budget. A parent is named before its
@@ -11,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::size::{Size, SizeError};
-use memspill_engine::group::{GROUPS_MAX, GroupConfig};
+use memspill_engine::group::{GROUPS_MAX, GroupConfig, matches};
 use memspill_engine::units::PAGE_SIZE;
 use memspill_pager::door::groups::GroupRules;
 
@@ -24,6 +25,7 @@ pub struct GroupSpec {
     max: Option<Size>,
     high: Option<Size>,
     swap_max: Option<Size>,
+    swap_devices: Vec<String>,
 }
 
 /// Why a text is not a group.
@@ -39,7 +41,8 @@ pub enum GroupError {
 
 impl fmt::Display for GroupError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const KEYS: &str = "comm=PATTERN, memory.max=SIZE, memory.high=SIZE, swap.max=SIZE or parent=NAME";
+        const KEYS: &str =
+            "comm=PATTERN, memory.max=SIZE, memory.high=SIZE, swap.max=SIZE, swap=DEVICE or parent=NAME";
         match self {
             GroupError::Name(name) => {
                 write!(
@@ -92,6 +95,10 @@ impl GroupSpec {
         let size = match key {
             "comm" => {
                 self.patterns.push(value.to_owned());
+                return Ok(());
+            }
+            "swap" => {
+                self.swap_devices.push(value.to_owned());
                 return Ok(());
             }
             "parent" => {
@@ -151,10 +158,24 @@ pub fn rules(specs: &[GroupSpec], budget_bytes: u64) -> Result<GroupRules, Strin
                 u64::MAX => u64::MAX,
                 bytes => bytes / PAGE_SIZE as u64,
             },
+            swap_devices: spec.swap_devices.clone(),
         });
         rules.names.extend(spec.patterns.iter().map(|pattern| (pattern.clone(), n + 1)));
     }
     Ok(rules)
+}
+
+/// Each of the groups has a device that it may swap to, of those with these names.
+pub fn check_devices(groups: &[GroupConfig], devices: &[&str]) -> Result<(), String> {
+    for group in groups {
+        let names_none =
+            |pattern: &&String| !devices.iter().any(|device| matches(pattern.as_bytes(), device.as_bytes()));
+        if let Some(pattern) = group.swap_devices.iter().find(names_none) {
+            let (name, there) = (&group.name, devices.join(", "));
+            return Err(format!("--group {name}: swap={pattern} names no swap device: there is {there}"));
+        }
+    }
+    Ok(())
 }
 
 /// Least maximum with which a program gets anywhere: some batches of pages.
@@ -178,6 +199,16 @@ mod tests {
         assert_eq!((rules.groups[1].parent, rules.groups[1].max_bytes), (Some(1), 64 << 20));
         assert_eq!(rules.groups[1].swap_max_pages, 1 << 18);
         assert_eq!(rules.names, [("cc1*".to_string(), 2), ("ld".to_string(), 2)]);
+    }
+
+    #[test]
+    fn a_group_names_devices_that_are_there() {
+        let specs = [parse("a,comm=x,swap=file:*,swap=ram:").unwrap()];
+        let groups = rules(&specs, 1 << 30).unwrap().groups;
+        assert_eq!(groups[0].swap_devices, ["file:*", "ram:"]);
+        assert_eq!(check_devices(&groups, &["ram:", "file:/a"]), Ok(()));
+        let missing = check_devices(&groups, &["ram:", "nbd://h/a"]).unwrap_err();
+        assert_eq!(missing, "--group a: swap=file:* names no swap device: there is ram:, nbd://h/a");
     }
 
     #[test]

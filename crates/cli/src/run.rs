@@ -251,6 +251,8 @@ fn prepare(
     };
     let recording = args.record.as_ref().map(create).transpose()?.map(Recording::to).unwrap_or_default();
     let groups = groups::rules(&args.group, memory_max_bytes)?;
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    groups::check_devices(&groups.groups, &names)?;
     let door = Door::open(source, features, &groups, args.shared == Shared::All)
         .map_err(|e| limits::explained("cannot open the agents' socket", e).to_string())?;
     *reporting = Reporting::open(args, mode, what)?;

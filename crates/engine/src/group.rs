@@ -31,7 +31,8 @@
 //! ```
 //!
 //! *Swap* is charged slot by slot to the group that owns it, from allocation to release, so the group
-//! outlives its processes until the last slot is gone. Without any limit on swap nothing is counted.
+//! outlives its processes until the last slot is gone. Without any limit on swap nothing is counted. A group
+//! may name the devices that its pages go to, and those of the groups below it.
 //!
 //! Kernel counterpart: `mem_cgroup`, `page_counter`, `memcg_stock`. What it does not do: know spaces, or wake
 //! anybody.
@@ -67,6 +68,8 @@ pub struct GroupConfig {
     pub high_bytes: u64,
     /// `swap.max`; u64::MAX: none.
     pub swap_max_pages: u64,
+    /// Names of the swap devices that its pages may go to, with `*` and `?`. None: all.
+    pub swap_devices: Vec<String>,
 }
 
 impl GroupConfig {
@@ -77,6 +80,7 @@ impl GroupConfig {
             max_bytes,
             high_bytes: u64::MAX,
             swap_max_pages: u64::MAX,
+            swap_devices: Vec::new(),
         }
     }
 }
@@ -112,6 +116,7 @@ pub struct Group {
     pub name: String,
     pub parent: Option<Arc<Group>>,
     pub events: Events,
+    pub swap_devices: Vec<String>,
     max_bytes: AtomicU64,
     /// Lent for a while beyond that.
     lent_bytes: AtomicU64,
@@ -137,6 +142,7 @@ impl Group {
             name: config.name.clone(),
             parent,
             events: Events::default(),
+            swap_devices: config.swap_devices.clone(),
             max_bytes: AtomicU64::new(0),
             lent_bytes: AtomicU64::new(0),
             high_bytes: AtomicU64::new(config.high_bytes),
@@ -271,6 +277,15 @@ impl Group {
     /// `swap.current`, where it is counted.
     pub fn swap_pages(&self) -> Option<u64> {
         self.counts_swap.load(Ordering::Relaxed).then(|| self.swap_pages.load(Ordering::Relaxed))
+    }
+    /// Does it, or one above it, name the swap devices that its pages go to?
+    pub(crate) fn names_devices(&self) -> bool {
+        self.chain().any(|group| !group.swap_devices.is_empty())
+    }
+    /// May its pages go to the swap device of this name?
+    pub(crate) fn may_swap_to(&self, device: &str) -> bool {
+        let is_named = |pattern: &String| matches(pattern.as_bytes(), device.as_bytes());
+        self.chain().all(|group| group.swap_devices.is_empty() || group.swap_devices.iter().any(is_named))
     }
     /// The limits on swap allow one more slot.
     pub fn has_swap(&self) -> bool {
@@ -577,6 +592,30 @@ impl Groups {
     }
 }
 
+/// `*` stands for any characters, `?` for one byte.
+pub fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    let (mut p, mut n) = (0, 0);
+    // The place of the last `*`, and the end of the part of the name for which it stands. Only the last one
+    // is ever tried with more: what an earlier one could take instead, it can take too. (With all of them the
+    // time grows as a power.)
+    let mut star: Option<(usize, usize)> = None;
+    while n < name.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, n));
+                p += 1;
+            }
+            Some(byte) if *byte == b'?' || *byte == name[n] => (p, n) = (p + 1, n + 1),
+            _ => {
+                let Some((at, end)) = star else { return false };
+                star = Some((at, end + 1));
+                (p, n) = (at + 1, end + 1);
+            }
+        }
+    }
+    pattern[p..].iter().all(|byte| *byte == b'*')
+}
+
 #[cfg(all(test, not(any(loom, simulated))))]
 mod tests {
     use super::*;
@@ -721,6 +760,22 @@ mod tests {
         assert_eq!([&root, &a, &b].map(|g| g.swap_pages()), [Some(0); 3]);
         assert_eq!(b.events.swap_max.load(Ordering::Relaxed), 1);
         assert_eq!(Groups::new(&[config("/", None, 10)]).root().swap_pages(), None, "nobody asked");
+    }
+
+    #[test]
+    fn a_group_swaps_to_devices_that_it_and_those_above_it_name() {
+        let mut configs = [config("/", None, 9), config("a", Some(0), 9), config("b", Some(1), 9)];
+        configs[1].swap_devices = vec!["file:*".into(), "ram:".into()];
+        configs[2].swap_devices = vec!["*/fast".into()];
+        let groups = Groups::new(&configs);
+        let allowed = |place: usize| {
+            ["ram:", "ram:zstd", "file:/fast", "nbd://h/fast"]
+                .map(|name| groups.all()[place].may_swap_to(name))
+        };
+        assert_eq!(allowed(0), [true; 4]);
+        assert_eq!(allowed(1), [true, false, true, false]);
+        assert_eq!(allowed(2), [false, false, true, false]);
+        assert!(!groups.root().names_devices() && groups.all()[2].names_devices());
     }
 
     #[test]

@@ -79,8 +79,9 @@ impl Spaces {
         // Spaces of groups that may have no more swap come last. When one of them is picked, its batch notes
         // that swap is full, and that is right only if no other space can give a page; one that gave nothing
         // just now may a moment later.
-        let may_later =
-            |s: &Arc<Space>| s.rests() && s.may_be_asked() && s.group(swap).has_swap() && s.evictable() > 0;
+        let may_later = |s: &Arc<Space>| {
+            s.rests() && s.may_be_asked() && swap.gives_swap(s.group(swap)) && s.evictable() > 0
+        };
         let picked = self.pick_for_pressed(swap, &spaces, true).or_else(|| {
             if spaces.iter().any(may_later) { None } else { self.pick_for_pressed(swap, &spaces, false) }
         });
@@ -130,7 +131,7 @@ impl Spaces {
 fn pick_in(swap: &Swap, group: &Group, spaces: &[Arc<Space>], with_swap: bool) -> Option<Arc<Space>> {
     let may_give = |s: &&Arc<Space>| {
         let of = s.group(swap);
-        s.may_be_asked() && !s.rests() && of.is_within(group) && of.has_swap() == with_swap
+        s.may_be_asked() && !s.rests() && of.is_within(group) && swap.gives_swap(of) == with_swap
     };
     let mut candidates: Vec<(f64, &Arc<Space>)> =
         spaces.iter().filter(may_give).map(|s| (s.pass(), s)).collect();

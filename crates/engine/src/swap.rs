@@ -121,7 +121,7 @@ impl Swap {
         let mut got = 0;
         let turn = self.next_device.fetch_add(1, Ordering::Relaxed) as usize;
         let mut slots = Vec::with_capacity(n);
-        let takers: Vec<usize> = self.devices.takers().collect();
+        let takers: Vec<usize> = self.takers(group).collect();
         for equals in takers.chunk_by(|a, b| self.devices[*a].priority == self.devices[*b].priority) {
             let mut has_room = false;
             for i in 0..equals.len() {
@@ -159,10 +159,23 @@ impl Swap {
         self.devices[place].takes_pages() && !self.unwritten.are_many(place)
     }
 
+    /// Places of the devices that pages of the group may go to, in the order in which they are asked.
+    fn takers(&self, group: &Group) -> impl Iterator<Item = usize> {
+        let takes_all = !group.names_devices();
+        self.devices.takers().filter(move |place| takes_all || group.may_swap_to(&self.devices[*place].name))
+    }
+
+    /// May one more page of the group leave, by its limits on swap and the devices that it names? Whether
+    /// there is room on all devices together is not asked.
+    pub fn gives_swap(&self, group: &Group) -> bool {
+        let has_room = |place: usize| self.takes_pages(place) && self.devices[place].slots.free_slots() > 0;
+        group.has_swap() && (!group.names_devices() || self.takers(group).any(has_room))
+    }
+
     /// Pages of the group for which there are slots now.
     pub(crate) fn room_pages(&self, group: &Group) -> usize {
         let allowed = group.swap_room_pages();
-        let takers = self.devices.takers().filter(|place| self.takes_pages(*place));
+        let takers = self.takers(group).filter(|place| self.takes_pages(*place));
         let free: u64 = takers.map(|place| self.devices[place].slots.free_slots()).sum();
         free.min(allowed) as usize
     }

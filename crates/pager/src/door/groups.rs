@@ -14,7 +14,7 @@
 
 use crate::process::Process;
 use memspill_engine::engine::Engine;
-use memspill_engine::group::{Group, GroupConfig};
+use memspill_engine::group::{self, Group, GroupConfig};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -73,33 +73,12 @@ impl Membership {
     }
 }
 
-/// `*` stands for any characters, `?` for one. The kernel cuts names to 15 bytes, and so is a pattern without
-/// `*`.
-pub fn matches(pattern: &str, name: &str) -> bool {
+/// The kernel cuts names to 15 bytes, and so is a pattern without `*`.
+pub fn matches(pattern: &str, comm: &str) -> bool {
     const COMM_LEN: usize = 15;
-    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let pattern = pattern.as_bytes();
     let cut = if pattern.contains(&b'*') { pattern.len() } else { pattern.len().min(COMM_LEN) };
-    let pattern = &pattern[..cut];
-    let (mut p, mut n) = (0, 0);
-    // The place of the last `*`, and the end of the part of the name for which it stands. Only the last one
-    // is ever tried with more: what an earlier one could take instead, it can take too. (With all of them the
-    // time grows as a power.)
-    let mut star: Option<(usize, usize)> = None;
-    while n < name.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p, n));
-                p += 1;
-            }
-            Some(byte) if *byte == b'?' || *byte == name[n] => (p, n) = (p + 1, n + 1),
-            _ => {
-                let Some((at, end)) = star else { return false };
-                star = Some((at, end + 1));
-                (p, n) = (at + 1, end + 1);
-            }
-        }
-    }
-    pattern[p..].iter().all(|byte| *byte == b'*')
+    group::matches(&pattern[..cut], comm.as_bytes())
 }
 
 #[cfg(test)]

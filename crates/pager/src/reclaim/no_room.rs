@@ -110,7 +110,7 @@ impl NoRoom {
                 if a_device_is_away(run) {
                     continue;
                 }
-                if group.has_swap() {
+                if engine.swap().gives_swap(group) {
                     let why = unresponsive::without_cpu(run, group).map_or(String::new(), |p| {
                         format!("; {} has no CPU to run on", standstill::name(p.memory.pid()))
                     });
@@ -205,7 +205,8 @@ fn give_up(run: &Run, full: bool, without_cpu: Option<String>) {
     let mut failing = devices.filter(|(place, device)| !device.is_off() && engine.swap().is_failing(*place));
     let failing = failing.next().map(|(_, device)| device);
     let error = engine.swap().take_error();
-    let of_group = engine.groups().all().iter().skip(1).find(|group| full && !group.has_swap());
+    let of_group =
+        engine.groups().all().iter().skip(1).find(|group| full && !engine.swap().gives_swap(group));
     if let Some(group) = of_group {
         return no_swap_left(run, group);
     }
@@ -256,8 +257,14 @@ fn full_swap(run: &Run) -> (String, &'static str) {
 }
 
 fn no_swap_left(run: &Run, group: &Group) {
-    let reason = format!("group {} has used up its swap.max", group.name);
-    run.no_way_out(group, None, &reason, "raise its swap.max or memory.max");
+    let (why, fix) = match group.has_swap() {
+        true => {
+            let why = format!("may swap to {} only, where no room is left", group.swap_devices.join(", "));
+            (why, "name more devices with its swap=, or raise its memory.max")
+        }
+        false => ("has used up its swap.max".to_string(), "raise its swap.max or memory.max"),
+    };
+    run.no_way_out(group, None, &format!("group {} {why}", group.name), fix);
 }
 
 /// The pages in memory cannot be moved now: they are locked, or of a child that has not joined yet. Pages
