@@ -34,13 +34,28 @@ impl OutputArgs {
 
     /// Returns the exit code.
     pub fn write(&self, report: &Report) -> u8 {
+        self.write_from(report, 0)
+    }
+
+    /// Print what is new of a report that grows by tables: of its text `printed` bytes have been. In the
+    /// other forms it is printed in the end.
+    pub fn write_so_far(&self, report: &Report, printed: &mut usize) {
+        if self.form() == Form::Text {
+            let text = Form::Text.of(report);
+            print(&text[*printed..]);
+            *printed = text.len();
+        }
+    }
+
+    /// The rest of it. Returns the exit code.
+    pub fn write_from(&self, report: &Report, printed: usize) -> u8 {
         if let Some(path) = &self.html
             && let Err(e) = std::fs::write(path, memspill_tables::html(report))
         {
             eprintln!("memspill: cannot write {}: {e}", path.display());
             return 1;
         }
-        print(&self.form().of(report))
+        print(&self.form().of(report)[printed..])
     }
 
     fn form(&self) -> Form {

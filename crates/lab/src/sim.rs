@@ -5,14 +5,20 @@ use memspill_cli::args::parse_knob;
 use memspill_cli::exit;
 use memspill_cli::output::{OutputArgs, command_line, print};
 use memspill_cli::progress::Progress;
+use memspill_sim::bench::Pattern;
 use memspill_sim::device;
 use memspill_sim::policy::machine::Signal;
+use memspill_sim::policy::trace::Trace;
 use memspill_sim::policy::{self, recorded};
 use memspill_sim::scale;
 use memspill_sim::soak::{self, Coverage};
 use memspill_sim::{calibrate, seeds};
-use std::path::PathBuf;
+use memspill_tables::Report;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// Percent of a recording's pages that memory holds.
+const FITS_DEFAULT: u32 = 50;
 
 const EXAMPLES: &str = "\
 Everything printed to stdout is a function of the command line: the same command prints
@@ -23,6 +29,7 @@ See docs/simulation.md.
 Examples:
   memspill-lab sim scale --cpus 1,16,256
   memspill-lab sim scale --cpus 1,48 --tune slot-batch=1 --tune cache-batch=1
+  memspill-lab sim scale --cpus 1,16 --pattern zipf --devices 2 --fragmented 90
   memspill-lab sim soak --seed 1 --minutes 10
   memspill-lab sim seeds --seeds 5 --html seeds.html
   memspill-lab sim policy --signal faults
@@ -85,6 +92,26 @@ struct ScaleArgs {
     /// to); repeatable
     #[arg(long, value_name = "PART", value_enum, value_delimiter = ',', hide_possible_values = true)]
     back: Vec<Back>,
+
+    /// The pages that each thread touches: random (a fifth of it stores), zipf (loads), or in-order
+    /// (stores, of its own part of the process)
+    #[arg(long, value_name = "WHICH", value_enum, default_value_t = PatternName::Random)]
+    #[arg(hide_possible_values = true)]
+    pattern: PatternName,
+
+    /// A recording of `memspill run --record` in place of a pattern: each process touches its pages, and
+    /// memory holds half of them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pattern", "threads"])]
+    recorded: Option<PathBuf>,
+
+    /// Swap devices of one priority, which take pages in turns
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=15))]
+    devices: u32,
+
+    /// The devices are so full from the start on, with free slots here and there
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u64).range(1..=99))]
+    fragmented: Option<u64>,
 
     /// Swap device: ram (compressed), ram-disk or nvme; as fast for many CPUs as for one
     #[arg(long, value_name = "KIND", value_enum, default_value_t = DeviceKind::Ram)]
@@ -161,7 +188,7 @@ struct PolicyArgs {
     recorded: Vec<PathBuf>,
 
     /// Memory holds so many percent of the pages that a recording touches
-    #[arg(long, value_name = "PERCENT", default_value_t = 50)]
+    #[arg(long, value_name = "PERCENT", default_value_t = FITS_DEFAULT)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=99))]
     fits: u32,
 
@@ -221,6 +248,23 @@ enum Arrangement {
     Kernel,
 }
 
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+enum PatternName {
+    Random,
+    Zipf,
+    InOrder,
+}
+
+impl PatternName {
+    fn pattern(self) -> Pattern {
+        match self {
+            PatternName::Random => Pattern::Random { write_percent: 20 },
+            PatternName::Zipf => Pattern::Zipf,
+            PatternName::InOrder => Pattern::Sequential,
+        }
+    }
+}
+
 /// docs/simulation.md
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 enum Back {
@@ -272,6 +316,12 @@ fn scale(args: &ScaleArgs) -> u8 {
     if args.arrangement != Arrangement::Pager && threads {
         return usage("--pagers, --reclaimers and --back are for --arrangement pager");
     }
+    let recorded = args.recorded.as_deref().map(|path| read_recording(path, FITS_DEFAULT)).transpose();
+    let touches = match recorded {
+        Ok(Some(trace)) => scale::Touches::Recorded(trace),
+        Ok(None) => scale::Touches::Made(args.pattern.pattern()),
+        Err(error) => return usage(&error),
+    };
     let options = scale::Options {
         cpus: args.cpus.clone(),
         seed: args.seed,
@@ -291,7 +341,10 @@ fn scale(args: &ScaleArgs) -> u8 {
             Arrangement::Direct => scale::Arrangement::Direct,
             Arrangement::Kernel => scale::Arrangement::Kernel,
         },
+        touches,
         kind: args.device.kind(),
+        devices: args.devices,
+        fragmented_percent: args.fragmented,
         ms: args.ms,
         tune: args.tune.clone(),
     };
@@ -316,28 +369,37 @@ fn seeds(args: &SeedsArgs) -> u8 {
     }
     let thread = args.thread.clone();
     let options = seeds::Options { first_seed: args.seed, seeds: args.seeds, ms: args.ms, thread };
-    let mut progress = Progress::begin();
-    let report = seeds::seeds(&options, command_line(crate::NAME), |done, total, name| {
-        progress.show_left(&format!("{done} of {total} settings, {name}"), done as u64, total as u64);
-    });
-    drop(progress);
-    args.output.write(&report)
+    let mut shown = Shown { output: &args.output, progress: Progress::begin(), printed: 0 };
+    let report = seeds::seeds(&options, command_line(crate::NAME), &mut shown);
+    shown.progress.clear();
+    args.output.write_from(&report, shown.printed)
+}
+
+/// Each table is printed when it is done.
+struct Shown<'a> {
+    output: &'a OutputArgs,
+    progress: Progress,
+    /// Bytes of the report's text.
+    printed: usize,
+}
+
+impl seeds::Watch for Shown<'_> {
+    fn begins(&mut self, done: usize, total: usize, name: &str) {
+        let text = format!("{done} of {total} settings, {name}");
+        self.progress.show_left(&text, done as u64, total as u64);
+    }
+
+    fn has_table(&mut self, report: &Report) {
+        self.progress.clear();
+        self.output.write_so_far(report, &mut self.printed);
+    }
 }
 
 fn policy(args: &PolicyArgs) -> u8 {
     if let Err(error) = args.output.check_page_path() {
         return usage(&error);
     }
-    let read = |path: &PathBuf| {
-        let cannot = |why: String| format!("cannot read {}: {why}", path.display());
-        // A device may have no end.
-        if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
-            return Err(cannot("not a regular file".into()));
-        }
-        let bytes = std::fs::read(path).map_err(|e| cannot(e.to_string()))?;
-        recorded::trace(&path.display().to_string(), &bytes, args.fits)
-    };
-    let recorded = match args.recorded.iter().map(read).collect() {
+    let recorded = match args.recorded.iter().map(|path| read_recording(path, args.fits)).collect() {
         Ok(recorded) => recorded,
         Err(error) => return usage(&error),
     };
@@ -356,6 +418,17 @@ fn policy(args: &PolicyArgs) -> u8 {
     });
     drop(progress);
     args.output.write(&report)
+}
+
+/// `fits_percent`: memory holds so many of the pages that it touches.
+fn read_recording(path: &Path, fits_percent: u32) -> Result<Trace, String> {
+    let cannot = |why: String| format!("cannot read {}: {why}", path.display());
+    // A device may have no end.
+    if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+        return Err(cannot("not a regular file".into()));
+    }
+    let bytes = std::fs::read(path).map_err(|e| cannot(e.to_string()))?;
+    recorded::trace(&path.display().to_string(), &bytes, fits_percent)
 }
 
 fn usage(error: &str) -> u8 {

@@ -45,6 +45,8 @@ pub enum Pattern {
     /// Each page after the other, once: stores to memory that is fresh. `full`: the budget is used up from
     /// the start on, else each program begins with nothing.
     Fresh { full: bool },
+    /// The pages of `Setup::recorded`, one after the other, round and round; each task begins elsewhere.
+    Recorded,
 }
 
 /// Whose work it is to bring pages and to take them out.
@@ -85,6 +87,7 @@ pub struct Setup {
     /// What a program does between two accesses.
     pub compute_ns: u64,
     pub pattern: Pattern,
+    pub recorded: Rc<[u32]>,
     pub kind: DeviceKind,
     pub devices: u32,
     pub reclaim: Reclaim,
@@ -486,7 +489,7 @@ fn run_task(
     let mut random = Random::new(setup.seed ^ u64::from(task) << 32);
     let pages = setup.pages_per_task * u64::from(setup.threads);
     let own_first = setup.pages_per_task * u64::from(task % setup.threads);
-    let mut turn = random.below(setup.pages_per_task);
+    let mut turn = random.below((setup.recorded.len() as u64).max(setup.pages_per_task));
     let mut stamp = u64::from(task + 1) << 40 | 1 << 63;
     let (warm_up_ns, end) = match setup.pattern {
         Pattern::Fresh { .. } => (0, u64::MAX),
@@ -505,6 +508,10 @@ fn run_task(
         let (page, write) = match setup.pattern {
             Pattern::Random { write_percent } => (random.below(pages), random.below(100) < write_percent),
             Pattern::Zipf => (zipf.expect("made for this pattern").page(&mut random), false),
+            Pattern::Recorded => {
+                turn = (turn + 1) % setup.recorded.len() as u64;
+                (setup.recorded[turn as usize].into(), false)
+            }
             Pattern::Sequential => {
                 turn = (turn + 1) % setup.pages_per_task;
                 (own_first + turn, true)

@@ -25,6 +25,12 @@ pub struct Fragmented {
 }
 
 impl Fragmented {
+    /// Devices that hold so many pages four times, besides what is in use.
+    pub fn with_room_for(pages: u64, full_percent: u64) -> Fragmented {
+        let trunks = (4 * pages).div_ceil(u64::from(TRUNK_SLOTS)).max(4) as u32;
+        Fragmented { trunks, full_percent }
+    }
+
     /// The slots of each device.
     pub fn slots(self) -> u32 {
         self.trunks * TRUNK_SLOTS

@@ -2,16 +2,31 @@
 
 use crate::bench::{self, Measured, Pattern, Pieces, Setup, Work};
 use crate::device::DeviceKind;
+use crate::fragments::Fragmented;
 use crate::host::{Back, Reclaim};
 use crate::kernel;
+use crate::policy::trace::Trace;
 use crate::seeds::MACHINE;
 use memspill_engine_sim::layout::Layout;
 use memspill_engine_sim::tuning::{Tuning, TuningError};
 use memspill_tables::{Cell, Chart, Column, Report, Row, Table, Unit};
 use memspill_vcpu::profile::Entry;
+use std::rc::Rc;
 
 /// Locks and atomics that people see for each number of CPUs; programs see all.
 const TOP: usize = 4;
+
+/// Pages of a task, where no recording says it.
+const PAGES_PER_TASK: u64 = 2048;
+
+/// The pages that tasks touch.
+#[derive(Clone, Debug)]
+pub enum Touches {
+    Made(Pattern),
+    /// A process for each task, which touches the recorded pages again and again. Memory holds as many of
+    /// them as the trace says.
+    Recorded(Trace),
+}
 
 /// The arrangement: the threads that serve faults and make room.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +59,12 @@ pub struct Options {
     pub cpus_per_socket: u32,
     pub threads: u32,
     pub arrangement: Arrangement,
+    pub touches: Touches,
     pub kind: DeviceKind,
+    /// They have one priority, and take pages in turns.
+    pub devices: u32,
+    /// The devices are so full from the start on, with free slots here and there.
+    pub fragmented_percent: Option<u64>,
     pub ms: u64,
     pub tune: Vec<String>,
 }
@@ -55,19 +75,29 @@ impl Options {
             Arrangement::Kernel => (Work::Kernel(kernel::OF_2025), Pieces::Folio),
             _ => (Work::Pager, Pieces::Batch),
         };
+        let (pattern, recorded, pages_per_task, set_percent): (_, Rc<[u32]>, _, _) = match &self.touches {
+            Touches::Made(pattern) => (*pattern, Rc::new([]), PAGES_PER_TASK, 200),
+            Touches::Recorded(trace) => {
+                let pages = u64::from(trace.pages);
+                let set_percent = pages * 100 / u64::from(trace.memory);
+                (Pattern::Recorded, trace.accesses.as_slice().into(), pages, set_percent)
+            }
+        };
+        let of_each_device = pages_per_task * u64::from(cpus) / u64::from(self.devices);
         Setup {
             seed: self.seed,
             cpus,
             cpus_per_socket: self.cpus_per_socket,
             threads: self.threads.min(cpus),
             tasks: cpus,
-            pages_per_task: 2048,
-            set_percent: 200,
-            fragmented: None,
+            pages_per_task,
+            set_percent,
+            fragmented: self.fragmented_percent.map(|full| Fragmented::with_room_for(of_each_device, full)),
             compute_ns: 0,
-            pattern: Pattern::Random { write_percent: 20 },
+            pattern,
+            recorded,
             kind: self.kind,
-            devices: 1,
+            devices: self.devices,
             reclaim: self.arrangement.reclaim(cpus),
             unmaps: pieces,
             requests: pieces,

@@ -4,7 +4,7 @@
 //! ```text
 //!   threads.rs   a Thread for each table: its Cases (machines), their settings, the counts it argues with
 //!   here         measure them with each seed, and make the rows
-//!   figures.rs   the table of what was published, with a verdict for each figure; the first one
+//!   figures.rs   the table of what was published, with a verdict for each figure; the last one
 //! ```
 //!
 //! The published figure stands beside the simulated one and is used for nothing else: no constant is chosen
@@ -40,33 +40,45 @@ pub struct Options {
     pub thread: Option<String>,
 }
 
-/// Measure all. Before each setting `begins` is told how many are done, of how many, and its name.
-pub fn seeds(options: &Options, command: String, mut begins: impl FnMut(usize, usize, &str)) -> Report {
+/// Told of what goes on while it is measured.
+pub trait Watch {
+    /// A setting begins: so many are done, of so many, and this is its name.
+    fn begins(&mut self, _done: usize, _total: usize, _name: &str) {}
+    /// The report as far as it goes: its last table is done.
+    fn has_table(&mut self, _report: &Report) {}
+}
+
+/// Measure all.
+pub fn seeds(options: &Options, command: String, watch: &mut impl Watch) -> Report {
     let mut figures = Vec::new();
     let asked = || THREADS.iter().filter(|thread| options.thread.as_deref().is_none_or(|id| thread.id == id));
     let total = asked().flat_map(|thread| thread.cases).map(|case| case.settings.len()).sum();
     let mut done = 0;
-    let mut next = |name: &str| {
-        begins(done, total, name);
-        done += 1;
+    let mut report = Report {
+        title: "Five patch threads, simulated".into(),
+        command,
+        machine: MACHINE.into(),
+        seed: Some(options.first_seed),
+        notes: Vec::new(),
+        tables: Vec::new(),
     };
-    let mut tables: Vec<Table> =
-        asked().map(|thread| table(thread, options, &mut figures, &mut next)).collect();
-    tables.insert(0, figures::table(figures));
+    for thread in asked() {
+        let mut next = |name: &str| {
+            watch.begins(done, total, name);
+            done += 1;
+        };
+        report.tables.push(table(thread, options, &mut figures, &mut next));
+        watch.has_table(&report);
+    }
+    report.tables.push(figures::table(figures));
     let seeds = match options.seeds {
         1 => "One seed.".into(),
         n => format!("Each figure is the median of {n} seeds, a change that of the changes of each seed."),
     };
     let note = "No constant is fitted to a published figure. Where the two differ, docs/simulation.md says \
                 why, as far as is known.";
-    Report {
-        title: "Five patch threads, simulated".into(),
-        command,
-        machine: MACHINE.into(),
-        seed: Some(options.first_seed),
-        notes: vec![seeds, note.into()],
-        tables,
-    }
+    report.notes = vec![seeds, note.into()];
+    report
 }
 
 fn table(thread: &Thread, options: &Options, figures: &mut Vec<Row>, next: &mut impl FnMut(&str)) -> Table {
@@ -178,6 +190,7 @@ impl Case {
             fragmented: self.fragmented,
             compute_ns: self.compute_ns,
             pattern: self.pattern,
+            recorded: Rc::new([]),
             kind: self.kind,
             devices: self.devices,
             reclaim: match self.reclaimers {

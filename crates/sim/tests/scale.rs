@@ -3,7 +3,8 @@
 
 use memspill_sim::bench::{self, Pattern, Pieces, Setup, Work};
 use memspill_sim::device::DeviceKind;
-use memspill_sim::scale::{self, Arrangement, Options};
+use memspill_sim::policy::trace::Trace;
+use memspill_sim::scale::{self, Arrangement, Options, Touches};
 use memspill_sim::{Back, Reclaim};
 use memspill_tables::Form;
 
@@ -19,6 +20,7 @@ fn setup(cpus: u32) -> Setup {
         fragmented: None,
         compute_ns: 0,
         pattern: Pattern::Random { write_percent: 20 },
+        recorded: std::rc::Rc::new([]),
         kind: DeviceKind::Ram,
         devices: 1,
         reclaim: Reclaim::Direct,
@@ -39,10 +41,50 @@ fn options(seed: u64, tune: &[&str]) -> Options {
         cpus_per_socket: 4,
         threads: 2,
         arrangement: Arrangement::Direct,
+        touches: Touches::Made(Pattern::Random { write_percent: 20 }),
         kind: DeviceKind::Nvme,
+        devices: 1,
+        fragmented_percent: None,
         ms: 2,
         tune: tune.iter().map(|t| t.to_string()).collect(),
     }
+}
+
+/// What one CPU sees of a pattern, or of a recording.
+fn one_cpu(touches: Touches) -> Options {
+    let kind = DeviceKind::Ram;
+    Options { cpus: vec![1], threads: 1, ms: 20, kind, touches, ..options(1, &[]) }
+}
+
+#[test]
+fn patterns_recordings_and_fragments_show() {
+    let measured = |options: &Options| scale::scale(options, |_, _| ()).unwrap().remove(0).measured;
+    // Pages that an access brings.
+    let brought = |touches| {
+        let counted = measured(&one_cpu(touches)).counted;
+        counted.swapped_in as f64 / counted.accesses as f64
+    };
+    let made = |pattern| brought(Touches::Made(pattern));
+    let random = made(Pattern::Random { write_percent: 20 });
+    assert!(random > 0.4, "half of the pages are away: {random}");
+    let (zipf, in_order) = (made(Pattern::Zipf), made(Pattern::Sequential));
+    assert!(zipf < 0.7 * random && in_order > random, "{zipf}, {random}, {in_order}");
+    // Nearly all touches are of 600 pages, which fit.
+    let accesses = (0..40_000u32).map(|i| if i % 100 == 0 { i / 100 * 8 % 3000 } else { i % 600 }).collect();
+    let trace = Trace { name: "recorded".into(), pages: 3000, memory: 1500, accesses };
+    let recorded = brought(Touches::Recorded(trace));
+    assert!(recorded < random / 4.0, "{recorded}");
+
+    let mut options = one_cpu(Touches::Made(Pattern::Random { write_percent: 20 }));
+    let locks_a_page = |options: &Options| {
+        let mechanisms = measured(options).mechanisms;
+        mechanisms.cluster_locks as f64 / mechanisms.pages as f64
+    };
+    let empty = locks_a_page(&options);
+    options.fragmented_percent = Some(90);
+    options.devices = 2;
+    let fragmented = locks_a_page(&options);
+    assert!(fragmented > empty, "slots lie apart: {fragmented} and {empty}");
 }
 
 #[test]

@@ -7,9 +7,32 @@ use memspill_tables::{Cell, Form, Report, Row, Table, Unit};
 /// Virtual milliseconds of each setting.
 const MS: u64 = 2;
 
+/// What it has been told: settings that have begun, and tables that were done.
+#[derive(Default)]
+struct Told {
+    settings: usize,
+    tables: usize,
+}
+
+impl seeds::Watch for Told {
+    fn begins(&mut self, done: usize, total: usize, _: &str) {
+        assert_eq!(done, self.settings);
+        assert!(done < total);
+        self.settings += 1;
+    }
+
+    fn has_table(&mut self, report: &Report) {
+        self.tables += 1;
+        assert_eq!(report.tables.len(), self.tables);
+    }
+}
+
 fn report(first_seed: u64) -> Report {
     let options = Options { first_seed, seeds: 1, ms: MS, thread: None };
-    seeds::seeds(&options, "seeds".into(), |_, _, _| ())
+    let mut told = Told::default();
+    let report = seeds::seeds(&options, "seeds".into(), &mut told);
+    assert_eq!(report.tables.len(), told.tables + 1, "what was published comes last");
+    report
 }
 
 fn table<'a>(report: &'a Report, id: &str) -> &'a Table {
@@ -123,7 +146,7 @@ fn each_published_figure_has_one_beside_it_and_a_verdict(figures: &Table) {
 fn a_seed_makes_the_same_tables_each_time_and_two_differ() {
     let of = |seeds| {
         let options = Options { first_seed: 1, seeds, ms: 1, thread: Some("003".into()) };
-        seeds::seeds(&options, "seeds".into(), |_, _, _| ())
+        seeds::seeds(&options, "seeds".into(), &mut Told::default())
     };
     let two = of(2);
     assert_eq!(Form::Json.of(&two), Form::Json.of(&of(2)));

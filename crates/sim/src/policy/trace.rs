@@ -17,6 +17,7 @@ use super::machine::{BLOCK_PAGES, Page};
 use crate::zipf::{Exponent, Zipf};
 use memspill_vcpu::random::Random;
 
+#[derive(Clone, Debug)]
 pub struct Trace {
     pub name: String,
     /// Above all pages that are touched.
