@@ -7,8 +7,8 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads untouched user bash children programs arena again refused gdb
-    inside other-user short interrupted killed ends options)
+ALL=(python node java redis postgres go threads untouched user bash children programs outside arena again
+    refused gdb inside other-user short interrupted killed ends options)
 # Quick enough for tests/run.sh.
 SHORT=(python threads untouched user refused inside killed ends interrupted)
 option() {
@@ -311,16 +311,7 @@ while not os.path.exists("end"):
     time.sleep(0.05)
 print("worker", "right" if zlib.crc32(block) == before else "WRONG", flush=True)
 PY
-    cat >starter.sh <<'SH'
-trap 'wait; echo right; exit 0' TERM
-while :; do
-    if [ -e begin ]; then rm begin; "$0" worker.py & fi
-    if [ -e later ]; then rm later; bash -c 'echo "later ${LD_PRELOAD-bare}"'; fi
-    sleep 0.1
-    echo round
-done
-SH
-    start bash -c '. ./starter.sh' "$PYTHON" && attach "$PROGRAM" && touch begin &&
+    start_starter "$PYTHON" worker.py && attach "$PROGRAM" && touch begin &&
         until_true 60 is_swapped || return
     timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "ctl detach: $(cat ctl.out)" || return
     is_bare "$PROGRAM" && until_true 5 grep -q 'waits for the end of .*(python' err ||
@@ -330,6 +321,36 @@ SH
     touch end && over_with 0 && until_true 20 grep -qx "worker right" said ||
         no "${WHY:-$(grep worker said)}" || return
     stops
+}
+
+# A program that memspill could not take in goes on when the others are let go.
+case_outside() {
+    local outside=(unshare -n setpriv --reuid=65534 --regid=65534 --clear-groups) child
+    [ "$(id -u)" = 0 ] && unshare -n true 2>/dev/null || { SKIP="needs root, and unshare -n"; return; }
+    start_starter "${outside[@]}" sleep 60 && attach "$PROGRAM" && touch begin &&
+        until_true 20 pgrep -P "$PROGRAM" -x sleep -u 65534 || return
+    child=$(pgrep -P "$PROGRAM" -x sleep -u 65534)
+    until_true 20 grep -q "$child runs outside the budget" program.err || no "it is not outside" || return
+    timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "ctl detach: $(cat ctl.out)" || return
+    sleep 1
+    kill -0 "$child" || no "it is killed" || return
+    kill -0 $RUN || no "memspill does not wait for it: $(tail -n 1 err)" || return
+    kill "$child"
+    over_with 0 && stops
+}
+# start_starter COMMAND...: a shell that starts this once there is a file `begin`; and says what programs have
+# of memspill, for `later`.
+start_starter() {
+    cat >starter.sh <<'SH'
+trap 'wait; echo right; exit 0' TERM
+while :; do
+    if [ -e begin ]; then rm begin; "$@" & fi
+    if [ -e later ]; then rm later; bash -c 'echo "later ${LD_PRELOAD-bare}"'; fi
+    sleep 0.1
+    echo round
+done
+SH
+    start bash starter.sh "$@"
 }
 
 # A library has its range managed: nothing else leaves, and programs that it starts have nothing of memspill.

@@ -10,7 +10,8 @@
 //! must not lose it. Programs go on while their pages come back.
 //!
 //! Programs that were started with the agent (LD_PRELOAD) keep it until they end, without a budget, and the
-//! run lasts as long: their loader knows that library.
+//! run lasts as long: their loader knows that library. So do those that could not be taken in. (The guardian
+//! kills all that have it when the run ends.)
 //!
 //! What it does not do: end what cannot be let go.
 
@@ -232,36 +233,31 @@ impl Filler<'_> {
     }
 }
 
-/// What has become of those that were to be let go.
-pub struct LetGo {
-    /// How long the process that was attached to stood still.
-    pub stood_still: Duration,
-    /// Programs that were started with the agent: they keep it until they end.
-    pub stay: Vec<Arc<Process>>,
-}
-
-/// Nothing is away: the agent leaves each process, that of this number last. To be called by the main thread.
-pub fn let_all_go(run: &Run, agent: &Published, root: u32) -> Result<LetGo, String> {
-    let (mut empty_since, mut let_go_of) = (None, LetGo { stood_still: Duration::ZERO, stay: Vec::new() });
+/// Nothing is away: the agent leaves each process, that of this number last. Returns how long that one stood
+/// still. To be called by the main thread.
+pub fn let_all_go(run: &Run, agent: &Published, root: u32) -> Result<Duration, String> {
+    let (mut empty_since, mut root_stood_still) = (None, Duration::ZERO);
+    // They were started with the agent, and keep it until they end.
+    let mut stay: Vec<Arc<Process>> = Vec::new();
     loop {
-        let stays = |process: &Arc<Process>| let_go_of.stay.iter().any(|other| other.key == process.key);
+        let stays = |process: &Arc<Process>| stay.iter().any(|other| other.key == process.key);
         let is_left = |process: &Arc<Process>| process.is_dying() || stays(process);
         let mut processes: Vec<_> = run.processes().into_iter().filter(|process| !is_left(process)).collect();
         processes.sort_by_key(|process| process.memory.pid() == root);
         let Some(process) = processes.first() else {
             // Children that have not joined yet have the agent.
             let since = *empty_since.get_or_insert_with(Instant::now);
-            if with_agent(&agent.inodes()).len() <= let_go_of.stay.len() || since.elapsed() > DETACH_LEAVES {
-                return Ok(let_go_of);
+            if with_agent(&agent.inodes()).len() <= stay.len() || since.elapsed() > DETACH_LEAVES {
+                return Ok(root_stood_still);
             }
             std::thread::sleep(PUT_OFF_AGAIN);
             continue;
         };
         empty_since = None;
         match let_go(run, process, agent)? {
-            Some(stood_still) if process.memory.pid() == root => let_go_of.stood_still = stood_still,
+            Some(stood_still) if process.memory.pid() == root => root_stood_still = stood_still,
             Some(_) => {}
-            None => let_go_of.stay.push(process.clone()),
+            None => stay.push(process.clone()),
         }
     }
 }

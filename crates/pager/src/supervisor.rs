@@ -19,7 +19,7 @@ use crate::attach::Running;
 use crate::ctl::budget;
 use crate::ctl::host::Operator;
 use crate::ctl::operator;
-use crate::detach::{self, LetGo};
+use crate::detach;
 use crate::door::porter;
 use crate::door::socket::Door;
 use crate::exit;
@@ -29,7 +29,8 @@ use crate::guardian::{self, Known};
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
 use crate::plant::{self, Tracer};
-use crate::process::{Process, standstill};
+use crate::proc::with_agent;
+use crate::process::standstill;
 use crate::published::Published;
 use crate::reclaim::{evict, give_back};
 use crate::run::cpus::PagerCpu;
@@ -470,7 +471,10 @@ fn wait_attached(
             return end_attached(run, &agent.inodes(), verdict.exit_code);
         }
         let is_let_go = run.detach.stage() == Stage::Gone;
-        let is_empty = (is_let_go || running.pidfd.has_ended()) && run.process_count() == 0;
+        // Those that run outside the budget have the library too, and their programs look for it with us.
+        let is_empty = (is_let_go || running.pidfd.has_ended())
+            && run.process_count() == 0
+            && with_agent(&agent.inodes()).is_empty();
         let since = is_empty.then(|| *empty_since.get_or_insert_with(Instant::now));
         if since.is_some_and(|since| since.elapsed() > ATTACHED_ENDS) {
             return Left { exit_code: 0, nobody: false };
@@ -480,8 +484,8 @@ fn wait_attached(
         }
         match run.detach.stage() {
             Stage::Back => match detach::let_all_go(run, agent, running.pid) {
-                Ok(LetGo { stood_still, stay }) => {
-                    tell_let_go(running, stood_still, &stay);
+                Ok(stood_still) => {
+                    tell_let_go(running, stood_still, agent);
                     run.detach.set(Stage::Gone);
                 }
                 Err(why) => detach::give_up(run, why),
@@ -492,28 +496,27 @@ fn wait_attached(
         children.wait(tracer.next_look().map_or(pause, |look| look.min(pause)));
         for (signal, _) in second_signal.arrived() {
             if matches!(signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP | libc::SIGQUIT) {
-                progress.is_asked(run, running);
+                progress.is_asked(run, running, agent);
                 let _ = run.detach.ask();
             }
         }
     }
 }
 
-fn tell_let_go(running: &Running, stood_still: Duration, stay: &[Arc<Process>]) {
-    let stay = match stay.len() {
-        0 => String::new(),
-        _ => format!(
-            "; memspill waits for the end of {}: started meanwhile, with its library and now without a limit",
-            named(stay)
+fn tell_let_go(running: &Running, stood_still: Duration, agent: &Published) {
+    let stay = match &*named_with(agent) {
+        "" => String::new(),
+        stay => format!(
+            "; memspill waits for the end of {stay}: started meanwhile, with its library, now without a limit"
         ),
     };
     let ms = stood_still.as_secs_f64() * 1e3;
     eprintln!("memspill: detached from {}: it stood still {ms:.1} ms{stay}", running.name());
 }
 
-fn named(processes: &[Arc<Process>]) -> String {
-    let name = |process: &Arc<Process>| standstill::name(process.memory.pid());
-    processes.iter().map(name).collect::<Vec<_>>().join(", ")
+/// The processes that have the agent, whether they have joined or not.
+fn named_with(agent: &Published) -> String {
+    with_agent(&agent.inodes()).into_iter().map(standstill::name).collect::<Vec<_>>().join(", ")
 }
 
 /// What is said of a detach, and when it was said.
@@ -525,7 +528,7 @@ struct Progress {
 }
 
 impl Progress {
-    fn is_asked(&mut self, run: &Run, running: &Running) {
+    fn is_asked(&mut self, run: &Run, running: &Running, agent: &Published) {
         // timeout(1) sends each twice.
         if self.said.is_some_and(|said| said.elapsed() < SIGNALS_SAME) {
             return;
@@ -542,7 +545,7 @@ impl Progress {
             Stage::Attached(_) => {
                 eprintln!("memspill: detaching from {name}: what is swapped out comes back")
             }
-            Stage::Gone => eprintln!("memspill: waits for the end of {}", named(&run.processes())),
+            Stage::Gone => eprintln!("memspill: waits for the end of {}", named_with(agent)),
             Stage::Never | Stage::Asked | Stage::Back => {}
         }
         (self.said, self.is_awaited) = (Some(Instant::now()), true);
