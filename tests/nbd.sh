@@ -12,9 +12,9 @@ HELP="usage: tests/nbd.sh [--memspill BIN] [--workload BIN] [--with 'ARGS'] [--k
 
 KINDS=(nbdkit-memory nbdkit-file qemu-raw qemu-qcow2 nbd-server)
 ALL=(servers conformance fuse "${KINDS[@]/#/right-}"
-    refused tls tls-refused moved tenth delay rate pause blocks odd-size one-connection no-trim errors full
-    killed restarted back-refused emptied stopped stopped-for-good filling interrupted link mirror altered
-    ctl)
+    refused tls tls-refused moved tenth delay rate pause blocks odd-size one-connection no-trim errors
+    hangs-up full killed restarted back-refused emptied stopped stopped-for-good filling interrupted link
+    mirror altered ctl)
 # Quick enough for tests/run.sh.
 SHORT=(right-nbdkit-memory restarted emptied ctl)
 option() {
@@ -509,6 +509,30 @@ start_with_errors() { # ERRNO pread|pwrite|trim: of the requests of that kind 1 
 # The error ends the connection, and the request is sent again on the next one: nothing is lost.
 came_back() {
     grep -qE '"reconnects": [1-9]' stats.json || no "it was not connected to again"
+}
+
+# The server is always there again, and hangs up at the same request: that is over after timeout= too.
+case_hangs-up() {
+    local what
+    for what in pread pwrite; do
+        rm -f flag
+        where unix ""
+        serve "$SOCK" \
+            python3 "$TESTS/programs/shutdown_nbd.py" "$SOCK" $SIZE $what "$WORK/flag" hang-up || return
+        begin 12 timeout=3 prio=9 -- "${MORE[@]}"
+        until_true 10 is_used_by $RUN
+        touch flag
+        ends 60
+        end_servers
+        if [ $what = pread ]; then
+            # SIGBUS, of the program or of one of its children.
+            { [ "$CODE" = 135 ] || grep -q 'ended with Some(Signal(7))' err; } && grep -q 'read error' err ||
+                no "$what: $CODE: $(tail -n 1 err)" || return
+        else
+            [ "$CODE" = 0 ] || no "$what: $CODE: $(tail -n 1 err)" || return
+        fi
+        came_back && nothing_left || return
+    done
 }
 
 # The server's disk is full before the export is: others take what does not fit.

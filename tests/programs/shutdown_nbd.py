@@ -1,7 +1,8 @@
 """An NBD server in memory that says ESHUTDOWN to one request of a kind in a hundred, and goes on. Its clients
 hang up at each, and nbdkit 1.32.5 may abort then.
 
-usage: shutdown_nbd.py SOCKET BYTES pread|pwrite|trim FLAG: all goes well before the file FLAG is there.
+usage: shutdown_nbd.py SOCKET BYTES pread|pwrite|trim FLAG [hang-up]: all goes well before the file FLAG is
+there. hang-up: the server hangs up at the first request of that kind, and at each for the same page.
 """
 
 import itertools
@@ -19,7 +20,9 @@ GO, ACK, INFO, UNSUPPORTED = 7, 1, 3, 0x80000001
 # It has flags, knows TRIM, and several connections see each other's writes.
 FLAGS = 1 | 1 << 5 | 1 << 8
 
+HANGS_UP = sys.argv[5:] == ["hang-up"]
 memory = bytearray(BYTES)
+bad_at = None
 counted = itertools.count(1)
 
 
@@ -42,13 +45,23 @@ def shake_hands(stream):
             stream.sendall(struct.pack(">QIII", 0x3E889045565A9, option, kind, len(words)) + words)
 
 
+def is_bad(at, length):
+    """The first page that is asked for, but for the mark in front."""
+    global bad_at
+    if bad_at is None and at > 0:
+        bad_at = at
+    return bad_at is not None and at <= bad_at < at + length
+
+
 def answer(stream):
     _, _, kind, cookie, at, length = struct.unpack(">IHHQQI", take(stream, 28))
     if kind == DISCONNECT:
         raise EOFError
     data = take(stream, length) if kind == WRITE else bytes(length)
     errno, back = 0, b""
-    if kind == FAILS and os.path.exists(FLAG) and next(counted) % EVERY == 0:
+    if HANGS_UP and kind == FAILS and os.path.exists(FLAG) and is_bad(at, length):
+        raise EOFError
+    if not HANGS_UP and kind == FAILS and os.path.exists(FLAG) and next(counted) % EVERY == 0:
         errno = ESHUTDOWN
     elif kind == READ:
         back = memory[at : at + length]

@@ -10,6 +10,9 @@
 //!                      Gone: what was there is lost for good
 //! ```
 //!
+//! A server that comes back and breaks again at once is tried after a pause. A request that is on the way
+//! meanwhile, and is cut off again and again, is over after `timeout`, too ([`Away::is_hopeless`]).
+//!
 //! A server that answers and cannot be used says why (`refusal`), until a try fails otherwise.
 //!
 //! It is a function of what happened and of the time, which is an argument: it has no clock and no thread.
@@ -23,6 +26,9 @@ pub(super) const GRACE: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// ... to this.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// So often a request is sent again, at least, before it is given up with the server there.
+const RESENT_MIN: u32 = 5;
 
 /// What a request finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,10 +85,17 @@ impl Away {
     pub(super) fn broke(&mut self, now: Duration) -> bool {
         let was_on = self.state == State::On;
         if was_on {
-            self.state = State::Away { since: now, tries: 0, next: now };
+            let is_again = self.reconnects > 0 && self.lasts(now) < GRACE;
+            let next = if is_again { now + PAUSE_MIN } else { now };
+            self.state = State::Away { since: now, tries: 0, next };
             self.since = now;
         }
         was_on
+    }
+
+    /// A request that has lasted for so long, and was sent again so often: the server hangs up at it.
+    pub(super) fn is_hopeless(&self, lasts: Duration, resent: u32) -> bool {
+        resent >= RESENT_MIN && lasts >= self.timeout
     }
 
     /// When to try next. None: there is nothing to try.
@@ -164,6 +177,20 @@ mod tests {
         let away = away();
         let doors = [1000, 1999, 2000, 60_999, 61_000, 1_000_000].map(|ms| away.door(MS(ms)));
         assert_eq!(doors, [Door::Wait, Door::Wait, Door::Later, Door::Later, Door::TimedOut, Door::TimedOut]);
+    }
+
+    #[test]
+    fn a_server_that_hangs_up_again_and_again_is_tried_after_a_pause_and_not_for_ever() {
+        let mut away = away();
+        assert_eq!(away.next_try(), Some(MS(1000)), "at once");
+        away.came_back(MS(1001));
+        assert!(away.broke(MS(1002)));
+        assert_eq!(away.next_try(), Some(MS(1102)));
+        away.came_back(MS(1103));
+        assert!(away.broke(MS(9000)));
+        assert_eq!(away.next_try(), Some(MS(9000)), "it was there for long");
+        assert!(!away.is_hopeless(MS(59_999), 600) && !away.is_hopeless(MS(600_000), 4));
+        assert!(away.is_hopeless(MS(60_000), 5));
     }
 
     #[test]

@@ -75,8 +75,9 @@ pub(super) struct Reading<Tag> {
     pub(super) op: ReadOp<Tag>,
     pub(super) queue: QueueId,
     pub(super) is_awaited: bool,
-    /// When it was given to this line.
+    /// When it was given to this line, and how often it was sent again since.
     pub(super) begun: Instant,
+    pub(super) resent: u32,
     /// A bit for each server that has been asked.
     pub(super) asked: u8,
 }
@@ -207,6 +208,7 @@ impl<Tag> Line<Tag> {
         self.stream = Some(stream);
         self.generation = generation;
         self.progress = Instant::now();
+        self.ops.items.iter_mut().flatten().for_each(|op| op.reading.resent += 1);
         for request in self.requests.items.iter_mut().flatten() {
             (request.got_bytes, request.errno) = (0, 0);
             let Expected { offset_bytes, read_bytes } = request.expected;
@@ -286,7 +288,7 @@ impl<Tag> Line<Tag> {
         moved: &Moved,
         request_bytes_max: usize,
     ) -> Result<(), Cut> {
-        self.begin(Reading { begun: Instant::now(), ..reading }, moved, request_bytes_max)
+        self.begin(Reading { begun: Instant::now(), resent: 0, ..reading }, moved, request_bytes_max)
     }
 
     fn begin(&mut self, reading: Reading<Tag>, moved: &Moved, request_bytes_max: usize) -> Result<(), Cut> {

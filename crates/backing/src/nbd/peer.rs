@@ -178,6 +178,8 @@ pub(super) struct Job<'a> {
     runs: &'a [WriteRun<'a>],
     pieces: Vec<Piece>,
     generation: u64,
+    /// Connections that were cut meanwhile.
+    resent: u32,
     sending: Option<Sending>,
     in_flight: usize,
 }
@@ -442,6 +444,9 @@ impl<Tag: Send> Peer<Tag> {
             if job.is_over() {
                 return;
             }
+            if self.is_hopeless(begun, job.resent) {
+                return self.give_up(at, common, job, Errno::TIMEDOUT);
+            }
             match self.door(common) {
                 Door::Open if common.ends.load(Ordering::Acquire) && begun.elapsed() >= GRACE => {
                     self.cut(common, generation);
@@ -467,6 +472,10 @@ impl<Tag: Send> Peer<Tag> {
                 door => return self.give_up(at, common, job, errno_at(door)),
             }
         }
+    }
+
+    fn is_hopeless(&self, begun: Instant, resent: u32) -> bool {
+        resent > 0 && lock(&self.away).is_hopeless(begun.elapsed(), resent)
     }
 
     /// The job waits no more. Nothing of it is left on a line: it is down, or goes down.
@@ -538,6 +547,7 @@ impl<Tag: Send> Peer<Tag> {
                 let away = lock(&self.away);
                 (away.door(now), away.next_try())
             };
+            self.give_up_some(owner, Errno::TIMEDOUT, |read| self.is_hopeless(read.begun, read.resent));
             match door {
                 Door::Open => {
                     self.look_for_silence(common);
@@ -681,7 +691,7 @@ impl<'a> Job<'a> {
                 pieces.push(Piece { run, first, pages, place, state: PieceState::Waits });
             }
         }
-        Job { command: Command::Write, runs, pieces, generation: 0, sending: None, in_flight: 0 }
+        Job { command: Command::Write, runs, pieces, generation: 0, resent: 0, sending: None, in_flight: 0 }
     }
 
     fn trim(place: u32, pages: usize) -> Job<'static> {
@@ -691,6 +701,7 @@ impl<'a> Job<'a> {
             runs: &[],
             pieces: vec![piece],
             generation: 0,
+            resent: 0,
             sending: None,
             in_flight: 0,
         }
@@ -711,6 +722,7 @@ impl<'a> Job<'a> {
     ) -> Result<(), Cut> {
         if line.stream().is_none() || line.generation() != self.generation {
             self.doubt_what_is_out(moved, now);
+            self.resent += u32::from(line.generation() != self.generation && self.generation != 0);
             self.generation = line.generation();
         }
         if line.stream().is_none() {

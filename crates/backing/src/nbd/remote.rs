@@ -365,7 +365,7 @@ impl<Tag: Default + Send> Shared<Tag> {
 }
 
 fn reading<Tag>(queue: QueueId, op: ReadOp<Tag>, is_awaited: bool) -> Reading<Tag> {
-    Reading { op, queue, is_awaited, begun: Instant::now(), asked: 0 }
+    Reading { op, queue, is_awaited, begun: Instant::now(), resent: 0, asked: 0 }
 }
 
 fn pages_of_run(run: &ReadRun) -> std::ops::Range<u32> {
