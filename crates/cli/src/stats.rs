@@ -153,7 +153,12 @@ pub fn of_run(run: &Run) -> Vec<Stat> {
         sum("stall_full_us", pressure.full.total_us as u64, "of that, time in which no thread ran meanwhile"),
         sum("awake_us", run.account.awake_us(), "time in which idle CPUs were kept from halting"),
         sum("cpu_ns", cpu_time_ns(), "CPU time of memspill itself"),
-        quantile("fault_ns_p50", 500, "0.5", "time to serve a fault, once read: median"),
+        quantile(
+            "fault_ns_p50",
+            500,
+            "0.5",
+            "time to serve a fault: median; in agent mode of those that threads ask for",
+        ),
         quantile("fault_ns_p99", 990, "0.99", "99 % of faults took at most this"),
         quantile("fault_ns_p999", 999, "0.999", "99.9 % of faults took at most this"),
     ];
