@@ -7,10 +7,10 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
   --list     names of the cases"
 . "$(dirname "$0")/common.sh"
 
-ALL=(python node java redis postgres go threads untouched user bash children programs outside arena again
-    refused gdb inside other-user short interrupted killed ends options)
+ALL=(python node java redis postgres go threads untouched untouched_calls user bash children programs
+    outside arena again refused gdb inside other-user short interrupted killed ends options)
 # Quick enough for tests/run.sh.
-SHORT=(python threads untouched user refused inside killed ends interrupted)
+SHORT=(python threads untouched untouched_calls user refused inside killed ends interrupted)
 option() {
     case $1 in
     --list) echo "${ALL[*]}"; exit ;;
@@ -160,25 +160,32 @@ case_untouched() {
 import mmap, os, time
 PAGES = 300 << 8
 memory = mmap.mmap(-1, PAGES << 12, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-print("round", flush=True)
 while not os.path.exists("touch"):
-    time.sleep(0.01)
+    print("round", flush=True)
+    time.sleep(0.1)
 for page in range(PAGES):
     memory[page << 12 : (page << 12) + 4] = page.to_bytes(4, "little")
-print("round", flush=True)
 is_right = all(memory[page << 12 : (page << 12) + 4] == page.to_bytes(4, "little") for page in range(PAGES))
-print("round", flush=True)
+print("touched", flush=True)
 while not os.path.exists("end"):
     time.sleep(0.01)
 print("right" if is_right and not any(memory[8:4096]) else "WRONG", flush=True)
 PY
     local most
-    start "$PYTHON" untouched.py && attach "$PROGRAM" && touch touch && rounds 2 || return
+    start "$PYTHON" untouched.py && attach "$PROGRAM" && touch touch || return
+    until_true 120 grep -qx touched said || no "it does not end: $(tail -n 1 program.err)" || return
     most=$(($(kib "$PROGRAM" VmHWM:) - $(kib "$PROGRAM" RssFile: RssShmem:)))
     [ $((most * 20)) -le $((BUDGET_MIB * 21 << 10)) ] || no "it took $((most >> 10)) MiB of $BUDGET_MIB" ||
         return
     detach && is_bare "$PROGRAM" && touch end && wait "$PROGRAM" && grep -qx right said ||
         no "${WHY:-the program ends with $?: $(tail -n 1 said program.err | tr '\n' ' ')}"
+}
+
+# The same by system calls, as stacks, and in the child of a fork.
+case_untouched_calls() {
+    gcc -O2 -pthread -o untouched "$P/untouched.c" || { no "it is not compiled"; return; }
+    rm -f touch
+    start ./untouched && attach "$PROGRAM" && touch touch && rounds 3 && detach && goes_on
 }
 
 # A server: its digest is the same before, while it is attached, after a dump by a fork, and when it is let
