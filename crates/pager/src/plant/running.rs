@@ -443,7 +443,7 @@ impl<'a> Hands<'a> {
             // It has ended: another one does it.
             self.index = index.unwrap_or(0);
             if self.stopped.threads.is_empty() {
-                return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                return Err(later("its threads have ended"));
             }
             self.die_with_us(self.index)?;
         }
@@ -517,6 +517,10 @@ impl<'a> Hands<'a> {
 
     /// The last that is done by the thread: the room is unmapped.
     fn finish(&mut self, at: u64) {
+        if self.stopped.threads.is_empty() {
+            // All have ended, and the room goes with the process.
+            return;
+        }
         if self.ignores_trap {
             let action = [libc::SIG_IGN as u64, 0, 0, 0];
             let _ = self.write_words(at, &action).and_then(|()| {
