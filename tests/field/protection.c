@@ -6,8 +6,10 @@
 //             handler opens the page and notes it. A page that was written and not noted is a lost right
 //   children  of forks have the same memory with the same rights, and change their own
 //   guards    MADV_GUARD_REMOVE over memory that holds something, and over guards
+//   beside    other threads unmap and map such memory, and wait in calls: none ends early, or with EINTR
 //   flips     a region of code, r-x, of which page by page is made writable, written, and made r-x again
 #define _GNU_SOURCE
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <setjmp.h>
@@ -15,8 +17,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef MADV_GUARD_INSTALL
@@ -264,6 +268,83 @@ static void flips(void) {
     printf("flips ok\n");
 }
 
+enum { PART = 24 };
+
+// A part of PART pages, read-only, with numbers that tell which one it is, and which of its kind.
+static uint64_t *new_part(uint64_t number) {
+    uint64_t *part = mmap(0, PART * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (part == MAP_FAILED) wrong("mmap", 0, 0);
+    for (size_t i = 0; i < PART * PAGE / 8; i += 64) {
+        if (part[i]) wrong("new memory", i, part[i]);
+        part[i] = number + i;
+    }
+    protect(part, PART * PAGE, PROT_READ);
+    return part;
+}
+
+static void end_part(uint64_t *part, uint64_t number) {
+    for (size_t i = 0; i < PART * PAGE / 8; i += 64)
+        if (part[i] != number + i) wrong("a part", i, part[i]);
+    munmap(part, PART * PAGE);
+}
+
+static void *replace(void *arg) {
+    size_t nth = (size_t)arg, parts = pages / PART / THREADS;
+    uint64_t **of = calloc(parts, sizeof *of), *now = calloc(parts, sizeof *now), next = (nth + 1) << 40;
+    for (size_t i = 0; i < parts; i++) of[i] = new_part(now[i] = next += 1 << 20);
+    for (int i = 0; i < 1500; i++) {
+        size_t which = mix(next) % parts;
+        end_part(of[which], now[which]);
+        of[which] = new_part(now[which] = next += 1 << 20);
+    }
+    for (size_t i = 0; i < parts; i++) end_part(of[i], now[i]);
+    return 0;
+}
+
+static int pipes[2];
+
+static void *wait_for_byte(void *arg) {
+    char byte;
+    if (read(pipes[0], &byte, 1) != 1) wrong("read", 0, 0);
+    return 0;
+}
+
+static void *wait_for_event(void *arg) {
+    int of = epoll_create1(0);
+    struct epoll_event event = { .events = EPOLLIN };
+    epoll_ctl(of, EPOLL_CTL_ADD, pipes[0], &event);
+    if (epoll_wait(of, &event, 1, -1) != 1) wrong("epoll_wait", 0, 0);
+    return 0;
+}
+
+static void *wait_for_a_time(void *arg) {
+    while (!stop) {
+        struct timespec from, to, time = { 0, 3000000 };
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        if ((size_t)arg ? nanosleep(&time, 0) : poll(0, 0, 3)) wrong("a sleep", (long)arg, 0);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        long us = (to.tv_sec - from.tv_sec) * 1000000 + (to.tv_nsec - from.tv_nsec) / 1000;
+        if (us < 3000) wrong("a sleep is over too soon", us, (long)arg);
+    }
+    return 0;
+}
+
+static void beside(void) {
+    pthread_t changing[THREADS], waiting[4];
+    if (pipe(pipes)) wrong("pipe", 0, 0);
+    pthread_create(waiting, 0, wait_for_event, 0);
+    pthread_create(waiting + 1, 0, wait_for_a_time, 0);
+    pthread_create(waiting + 2, 0, wait_for_a_time, (void *)1);
+    for (size_t i = 0; i < THREADS; i++) pthread_create(changing + i, 0, replace, (void *)i);
+    for (size_t i = 0; i < THREADS; i++) pthread_join(changing[i], 0);
+    stop = 1;
+    if (write(pipes[1], "x", 1) != 1) wrong("write", 0, 0);
+    for (int i = 0; i < 3; i++) pthread_join(waiting[i], 0);
+    pthread_create(waiting + 3, 0, wait_for_byte, 0);
+    pthread_join(waiting[3], 0);
+    printf("beside ok\n");
+}
+
 int main(int count, char **args) {
     if (count != 3) return 2;
     size = atol(args[2]) << 20, pages = size / PAGE;
@@ -272,5 +353,6 @@ int main(int count, char **args) {
     if (!strcmp(args[1], "children")) children();
     if (!strcmp(args[1], "guards")) guards();
     if (!strcmp(args[1], "flips")) flips();
+    if (!strcmp(args[1], "beside")) beside();
     return 0;
 }

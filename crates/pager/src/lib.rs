@@ -23,6 +23,7 @@ pub mod histogram;
 pub mod idle_cpus;
 pub mod limits;
 mod monitor;
+mod opened;
 mod panics;
 mod plant;
 pub mod pool_share;

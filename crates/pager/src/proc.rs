@@ -136,8 +136,8 @@ pub enum MappingKind {
 pub const RESERVE_BYTES: RangeInclusive<u64> = 64 << 10..=64 << 20;
 
 /// Mappings that can be managed, in ascending order: private, anonymous, and not the kernel's own. And what
-/// some of them grow into. (The kernel moves no pages that cannot be written now: see
-/// [`crate::process::finder`].)
+/// some of them grow into. (Memory that cannot be written leaves another way
+/// than the rest: `plant/opened.rs`.)
 pub fn manageable(pid: u32) -> io::Result<Vec<Mapping>> {
     // Not as a whole: of 65,000 mappings it is 4 MiB, which would count against the budget.
     let mut maps = BufReader::with_capacity(BUFFER_BYTES, fs::File::open(format!("/proc/{pid}/maps"))?);

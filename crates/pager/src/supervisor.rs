@@ -28,6 +28,7 @@ use crate::faults::thread::FaultThread;
 use crate::guardian::{self, Known};
 use crate::limits::{self, Limits};
 use crate::monitor::{errors, rounds};
+use crate::opened;
 use crate::plant::{self, Tracer};
 use crate::proc::with_agent;
 use crate::process::standstill;
@@ -362,6 +363,7 @@ fn wait(set_up: &SetUp, agent: &Published, pid: u32, guardian: u32, children: &s
             run.fail("the guardian was killed: the tree ends with it".into());
         }
         tracer.look();
+        opened::serve(run);
         if exit_code.is_none()
             && let Some(reason) = target.unmanaged()
         {
@@ -466,6 +468,7 @@ fn wait_attached(
             run.fail("the guardian was killed: the processes of the run end with it".into());
         }
         tracer.look();
+        opened::serve(run);
         if let Some(verdict) = run.verdict() {
             eprintln!("memspill: {}", verdict.message);
             return end_attached(run, &agent.inodes(), verdict.exit_code);

@@ -152,6 +152,15 @@ pub const SILENCE_TOLD: Duration = s(2);
 /// How often it is looked at who gets on: /proc counts CPU time in ticks of 10 ms.
 pub const PROGRESS_LOOK: Duration = ms(200);
 
+// Memory that may not be written (opened.rs).
+
+/// A reclaimer waits so long for the main thread, which may be at work on something else.
+pub const OPEN_ASKED: Duration = ms(50);
+/// A process whose threads do not all stand within this time goes on, and its pages stay for now.
+pub const OPEN_STANDS: Duration = ms(50);
+/// So long such memory can be written at most. It takes one to three ms.
+pub const OPEN_MOST: Duration = s(2);
+
 // Advice of programs (advice.rs).
 
 /// A thread that follows advice looks this often whether the run is over.

@@ -27,6 +27,7 @@ struct QueryArg {
 const PROCMAP_QUERY: u64 = ioc(READ | WRITE, b'f' as u64, 17, size_of::<QueryArg>());
 const _: () = assert!(size_of::<QueryArg>() == 104);
 
+const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
 const EXECUTABLE: u64 = 4;
 const SHARED: u64 = 8;
@@ -40,6 +41,7 @@ pub struct Mapping {
     pub end: u64,
     /// It can be read, written or executed.
     pub accessible: bool,
+    pub readable: bool,
     pub writable: bool,
     pub executable: bool,
     /// Private, of no file, in pages of 4 KiB.
@@ -63,6 +65,7 @@ pub fn first_from(maps: &File, addr: u64) -> io::Result<Option<Mapping>> {
         start: arg.vma_start,
         end: arg.vma_end,
         accessible: arg.vma_flags & ACCESS != 0,
+        readable: arg.vma_flags & READABLE != 0,
         writable: arg.vma_flags & WRITABLE != 0,
         executable: arg.vma_flags & EXECUTABLE != 0,
         anonymous,

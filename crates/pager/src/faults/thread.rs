@@ -603,5 +603,6 @@ impl<'a> FaultThread<'a> {
 
 fn serves_beyond(process: &Process) -> bool {
     // Nothing of a process leaves while it forks: room for its fault may never come before.
-    process.fork.is_under_way() || process.aside.serves_beyond() || process.memory.shared.is_to_map()
+    let is_held = process.fork.is_under_way() || process.memory.is_opening();
+    is_held || process.aside.serves_beyond() || process.memory.shared.is_to_map()
 }

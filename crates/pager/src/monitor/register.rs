@@ -137,10 +137,10 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     let own: Ranges =
         process.memory.attached_agent().into_iter().flat_map(|agent| agent.own_ranges()).collect();
     let unmanaged_bytes = process.growth.unmanaged_bytes();
-    let takes_closed = process.memory.port.takes_closed();
+    let fills_reserves = process.memory.port.fills_reserves();
     let found = match process.growth.only() {
-        Some(only) => registered.find_within(pid, statm, &own, only, takes_closed),
-        None => registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, takes_closed),
+        Some(only) => registered.find_within(pid, statm, &own, only, fills_reserves),
+        None => registered.find_new(pid, statm, &own, unmanaged_bytes, slack_bytes, fills_reserves),
     };
     let Some(mut found) = found else { return Vec::new() };
     // An empty mapping without access is reserved address space, or a guard.
@@ -152,7 +152,7 @@ fn register_new(process: &Process, statm: Statm, least_bytes: u64, slack_bytes: 
     register_found(process, &mut registered, &found)
 }
 
-/// Is nothing in a range? Else it is no reserve: the kernel moves no pages that cannot be accessed.
+/// Is nothing in a range? Else it is no reserve.
 fn is_empty(pid: u32, registered: &mut Registered, range: Range) -> bool {
     let wanted: Ranges = [range].into_iter().collect();
     registered.open_pagemap(pid)
@@ -197,8 +197,8 @@ pub fn register_asked(process: &Process) -> Option<Vec<Range>> {
     }
     registered.apply(std::mem::take(&mut *process.growth.lock_changes()));
     let own: Ranges = agent.own_ranges().into_iter().collect();
-    let takes_closed = process.memory.port.takes_closed();
-    let found = registered.find_asked(process.memory.proc_id(), &own, &asked, takes_closed)?;
+    let fills_reserves = process.memory.port.fills_reserves();
+    let found = registered.find_asked(process.memory.proc_id(), &own, &asked, fills_reserves)?;
     Some(register_found(process, &mut registered, &found))
 }
 

@@ -310,7 +310,7 @@ fn by_process(run: &Run, wanted: impl Fn(&Process) -> bool) -> Vec<(Arc<Process>
         }
         let smaps = proc::smaps(process.memory.proc_id()).ok()?;
         let is_registered = process.growth.is_registered();
-        let takes_closed = process.memory.port.takes_closed();
+        let takes_closed = !process.memory.keeps_closed();
         let mut staying =
             staying_in(&smaps, process.growth.lock_ranges().ranges(), is_registered, takes_closed);
         let shared_bytes = process.growth.unmanaged_shared_bytes();

@@ -26,6 +26,7 @@
 //! | `image.rs`  | what of the agent is mapped where              |
 //! | `running.rs` | processes that run already: in, and out again |
 //! | `stopped.rs` | all threads of one stand still                |
+//! | `opened.rs` | memory that may not be written leaves         |
 //! | `refusal.rs` | why it cannot be                              |
 //!
 //! The main thread is the only tracer: whoever traces must do all of it, and a process that is below us as a
@@ -39,12 +40,14 @@
 #![allow(unsafe_code, reason = "what a process does between fork and exec: sigprocmask, ptrace")]
 
 mod image;
+mod opened;
 mod refusal;
 mod running;
 mod stopped;
 mod tracee;
 mod tracer;
 
+pub use opened::open_for_a_moment;
 pub use running::{into_running, let_go};
 pub use tracer::{Askers, Tracer};
 

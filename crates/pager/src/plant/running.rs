@@ -202,7 +202,7 @@ impl Room {
 }
 
 /// By one of its threads the process does what it is made to do.
-struct Hands<'a> {
+pub(super) struct Hands<'a> {
     stopped: &'a mut Stopped,
     /// Which thread.
     index: usize,
@@ -217,7 +217,7 @@ struct Hands<'a> {
 }
 
 impl<'a> Hands<'a> {
-    fn of(stopped: &'a mut Stopped) -> io::Result<Hands<'a>> {
+    pub(super) fn of(stopped: &'a mut Stopped) -> io::Result<Hands<'a>> {
         // Whichever was not stopped in a sleep that the kernel goes on with: it forgets that of a thread that
         // sleeps again.
         let index = stopped.threads.iter().position(|stood| !stood.is_in_restart()).unwrap_or(0);
@@ -260,7 +260,7 @@ impl<'a> Hands<'a> {
     }
 
     /// A call by the thread, which is not trapped.
-    fn call(&mut self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
+    pub(super) fn call(&mut self, number: libc::c_long, args: [u64; 6]) -> io::Result<u64> {
         let tid = self.stood().tid;
         let dispatch = Dispatch::of(tid).filter(Dispatch::is_on);
         if dispatch.is_some() {

@@ -45,6 +45,8 @@ pub(super) const NO_CALL: u64 = u64::MAX;
 const STANDS_AFTER: Duration = Duration::from_secs(1);
 const RUNS_WITHIN: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_micros(50);
+/// Most stand within microseconds.
+const LOOKS_AT_ONCE: u32 = 50;
 /// Calls with a longer time of their own are not begun again.
 const AGAIN_MS: i64 = 10_000;
 
@@ -230,10 +232,27 @@ pub(super) struct Stopped {
     pub(super) meanwhile: Meanwhile,
     /// Not one of the program's: the evictor.
     left_out: Option<pid_t>,
+    patience: Patience,
+}
+
+/// How long a thread is waited for.
+struct Patience {
+    stands: Duration,
+    /// One that could run.
+    runs: Duration,
 }
 
 impl Stopped {
     pub(super) fn all(pid: pid_t, left_out: Option<pid_t>) -> io::Result<Stopped> {
+        Stopped::by(pid, left_out, Patience { stands: STANDS_AFTER, runs: RUNS_WITHIN })
+    }
+
+    /// The same within a moment. A thread that comes to its stop later is let go then (`tracer.rs`).
+    pub(super) fn within(pid: pid_t, left_out: pid_t, moment: Duration) -> io::Result<Stopped> {
+        Stopped::by(pid, Some(left_out), Patience { stands: moment, runs: 5 * moment })
+    }
+
+    fn by(pid: pid_t, left_out: Option<pid_t>, patience: Patience) -> io::Result<Stopped> {
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
         let mut stopped = Stopped {
             pid,
@@ -242,6 +261,7 @@ impl Stopped {
             began: Instant::now(),
             meanwhile: Meanwhile::default(),
             left_out,
+            patience,
         };
         stopped.stop_new()?;
         Ok(stopped)
@@ -264,7 +284,7 @@ impl Stopped {
                     Ok(()) => seized.push(tid),
                     Err(e) if e.raw_os_error() == Some(libc::ESRCH) || has_ended(self.pid, tid) => {}
                     // It is ours, and about to end.
-                    Err(_) if begun.elapsed() < RUNS_WITHIN && is_ours(self.pid, tid) => {
+                    Err(_) if begun.elapsed() < self.patience.runs && is_ours(self.pid, tid) => {
                         std::thread::sleep(LOOK);
                     }
                     Err(e) => {
@@ -273,7 +293,7 @@ impl Stopped {
                     }
                 }
             }
-            let until = Instant::now() + STANDS_AFTER;
+            let until = Instant::now() + self.patience.stands;
             for tid in seized {
                 match self.wait(tid, until) {
                     Ok(Some(stood)) => self.threads.push(stood),
@@ -321,16 +341,25 @@ impl Stopped {
         Ok(tids.filter(|tid| !has_ended(self.pid, *tid)).collect())
     }
 
+    /// One that could run will come to its stop when it has a CPU.
+    fn is_given_up(&self, tid: pid_t, until: Instant) -> bool {
+        until.elapsed() > self.patience.runs || state_of(self.pid, tid) == Some('D')
+    }
+
     /// None: it has ended.
     fn wait(&mut self, tid: pid_t, until: Instant) -> io::Result<Option<Stood>> {
-        let mut is_to_stop_again = false;
+        let (mut is_to_stop_again, mut looks) = (false, 0);
         loop {
             match stop_of(tid)? {
-                Stop::NotYet if Instant::now() > until && waits_in_kernel(self.pid, tid, until) => {
+                Stop::NotYet if Instant::now() > until && self.is_given_up(tid, until) => {
                     let why = format!(
                         "its thread {tid} waits in the kernel, where nothing interrupts it: try again"
                     );
                     return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+                }
+                Stop::NotYet if looks < LOOKS_AT_ONCE => {
+                    looks += 1;
+                    std::thread::yield_now();
                 }
                 Stop::NotYet => std::thread::sleep(LOOK),
                 Stop::Ended => return Ok(None),
@@ -366,6 +395,15 @@ impl Drop for Stopped {
     }
 }
 
+/// Lets a thread go that has come to its stop when nobody waited for it any more. False: it has stopped for
+/// something else. `status`: as of waitpid(2).
+pub(super) fn let_go_late(tid: pid_t, status: i32) -> bool {
+    let is_asked = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_STOP << 8;
+    let memory = || File::open(format!("/proc/{tid}/mem"));
+    let stood = || memory().and_then(|memory| Stood::look(tid, &memory));
+    is_asked && stood().and_then(|mut stood| stood.go_on(libc::PTRACE_DETACH)).is_ok()
+}
+
 fn has_ended(pid: pid_t, tid: pid_t) -> bool {
     matches!(state_of(pid, tid), None | Some('Z' | 'X'))
 }
@@ -374,11 +412,6 @@ fn is_ours(pid: pid_t, tid: pid_t) -> bool {
     let status = crate::proc::text(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     tracer.is_some_and(|tracer| tracer.trim() == std::process::id().to_string())
-}
-
-/// One that could run will come to its stop when it has a CPU.
-fn waits_in_kernel(pid: pid_t, tid: pid_t, until: Instant) -> bool {
-    state_of(pid, tid) == Some('D') || until.elapsed() > RUNS_WITHIN
 }
 
 fn state_of(pid: pid_t, tid: pid_t) -> Option<char> {

@@ -10,6 +10,7 @@ use libc::{c_int, c_uint, pid_t, user_regs_struct};
 use memspill_agent::AGENT_SO;
 use std::cell::Cell;
 use std::io;
+use std::time::Duration;
 
 /// The instruction of x86-64, little endian: 0f 05.
 const SYSCALL: u64 = 0x050f;
@@ -265,8 +266,25 @@ pub(super) fn wait_for_trap(pid: pid_t, how: c_uint, trap: Trap) -> io::Result<M
 
 /// The signal for which it has stopped, and whether that is an event of its own.
 pub(super) fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
+    /// Most stop within microseconds.
+    const LOOKS_AT_ONCE: u32 = 200;
+    const LOOK: Duration = Duration::from_micros(50);
+    let mut looks = 0;
     loop {
-        let (_, code, _) = wait(pid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)?;
+        let (who, code, _) = wait(pid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)?;
+        if who == 0 {
+            looks += 1;
+            if looks < LOOKS_AT_ONCE {
+                std::thread::yield_now();
+                continue;
+            }
+            std::thread::sleep(LOOK);
+            // The end of a process's first thread is not told before those of its others, whom we may trace.
+            if thread_has_ended(pid) {
+                return Err(io::Error::other("it was killed"));
+            }
+            continue;
+        }
         if !matches!(code, libc::CLD_TRAPPED | libc::CLD_STOPPED) {
             return Err(io::Error::other("it was killed"));
         }
@@ -275,6 +293,12 @@ pub(super) fn wait_for_stop(pid: pid_t) -> io::Result<(c_int, bool)> {
             return Ok((status & 0xff, status >> 8 != 0));
         }
     }
+}
+
+/// Gone, or a zombie? (Where the first thread has ended the process may still live.)
+fn thread_has_ended(tid: pid_t) -> bool {
+    let stat = proc::text(format!("/proc/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 /// waitid(2) of one thread: its id (0: nothing has come), the code and the status. A stop of a traced thread

@@ -9,6 +9,7 @@
 //! Two things that the kernel does not tell are looked for: that an exec has failed, and that a thread has
 //! vanished with another one's exec, which nobody is told if it was its process's first.
 
+use super::stopped;
 use super::tracee::{Tracee, Trap, resume, seize, set_signal_mask, wait_for_trap};
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
@@ -136,7 +137,7 @@ impl<'a> Tracer<'a> {
         };
         let Some(index) = self.followed.iter().position(whose) else {
             // Nobody whom we know is left stopped.
-            if is_stop {
+            if is_stop && !stopped::let_go_late(thread, status) {
                 go_on(thread, status, libc::PTRACE_DETACH);
             }
             return;

@@ -7,7 +7,7 @@ use crate::process::peer::{Peer, Pidfd};
 use crate::process::ranges::{Range, Ranges};
 use memspill_common::protocol::{Ready, STAGING_PAGES};
 use memspill_engine::units::PAGE_SIZE;
-use memspill_uffd::vm;
+use memspill_uffd::{procmap, vm};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -92,6 +92,12 @@ impl Agent {
     /// /proc/PID/maps, for questions.
     pub(super) fn maps(&self) -> Option<&File> {
         self.maps.get_or_init(|| File::open(format!("/proc/{}/maps", self.evictor.tid)).ok()).as_ref()
+    }
+
+    /// The end of the mapping at `addr`, if the program may not write there.
+    pub(super) fn closed_until(&self, addr: u64) -> Option<u64> {
+        let mapping = procmap::first_from(self.maps()?, addr).ok().flatten()?;
+        (mapping.start <= addr && mapping.anonymous && !mapping.writable).then_some(mapping.end)
     }
 
     /// The parts of these ranges that are in memory.

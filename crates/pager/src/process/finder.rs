@@ -89,9 +89,8 @@ pub struct KnownMemory<'a> {
     pub own: &'a Ranges,
     /// To be looked at, whatever else is.
     pub doubtful: &'a Ranges,
-    /// Pages can be taken out of memory that cannot be written now, too, and the agent sees itself what
-    /// becomes writable (`Port::takes_closed`).
-    pub takes_closed: bool,
+    /// Reserves are told from other memory without access (`Port::fills_reserves`).
+    pub fills_reserves: bool,
     pub unmanaged_bytes: u64,
     /// This much of it is no reason for haste.
     pub slack_bytes: u64,
@@ -129,8 +128,7 @@ impl Finder {
         let begun = Instant::now();
         let mut mappings = proc::manageable(pid)?;
         mappings.retain_mut(|mapping| match mapping.kind {
-            MappingKind::Protected | MappingKind::Closed => known.takes_closed,
-            MappingKind::Reserve if known.takes_closed => {
+            MappingKind::Reserve if !known.fills_reserves => {
                 mapping.kind = MappingKind::Closed;
                 true
             }
@@ -175,7 +173,7 @@ impl Finder {
                 };
                 at = mapping.end;
                 let free_from = below_end.replace(mapping.end).unwrap_or(mapping.start);
-                let is_open = mapping.writable || known.takes_closed && mapping.accessible;
+                let is_open = mapping.accessible;
                 if !is_open || !mapping.anonymous || mapping.end == self.stack_end {
                     continue;
                 }
@@ -341,7 +339,7 @@ mod tests {
             registered,
             own,
             doubtful,
-            takes_closed: false,
+            fills_reserves: true,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };

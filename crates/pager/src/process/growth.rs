@@ -277,7 +277,7 @@ impl Registered {
         own: &Ranges,
         unmanaged_bytes: u64,
         slack_bytes: u64,
-        takes_closed: bool,
+        fills_reserves: bool,
     ) -> Option<Found> {
         if !self.has_changed(size) && self.doubtful.is_empty() && !self.finder.is_due() {
             return None;
@@ -288,7 +288,7 @@ impl Registered {
             registered: &self.ranges,
             own,
             doubtful: &doubtful,
-            takes_closed,
+            fills_reserves,
             unmanaged_bytes,
             slack_bytes,
         };
@@ -306,13 +306,13 @@ impl Registered {
         pid: u32,
         own: &Ranges,
         asked: &Ranges,
-        takes_closed: bool,
+        fills_reserves: bool,
     ) -> Option<Found> {
         let known = KnownMemory {
             registered: &self.ranges,
             own,
             doubtful: asked,
-            takes_closed,
+            fills_reserves,
             unmanaged_bytes: 0,
             slack_bytes: 0,
         };
@@ -337,7 +337,7 @@ impl Registered {
         size: Statm,
         own: &Ranges,
         only: Range,
-        takes_closed: bool,
+        fills_reserves: bool,
     ) -> Option<Found> {
         let doubtful = std::mem::take(&mut self.doubtful);
         if !self.has_changed(size) && doubtful.is_empty() {
@@ -345,7 +345,7 @@ impl Registered {
         }
         self.size = size;
         let missing: Ranges = self.ranges.missing_of(&[only]).into_iter().collect();
-        let mut found = self.find_asked(pid, own, &missing, takes_closed)?;
+        let mut found = self.find_asked(pid, own, &missing, fills_reserves)?;
         found.new.retain(|new| only.0 <= new.start && new.end <= only.1);
         Some(found)
     }

@@ -10,9 +10,10 @@ use crate::process::agent::Agent;
 use crate::process::bytes::bytes_of;
 use crate::process::copies::Copies;
 use crate::process::port::{Owner, Port};
-use crate::process::ranges::Ranges;
+use crate::process::ranges::{Range, Ranges};
 use crate::process::reserves::Reserves;
 use crate::process::shared::SharedMappings;
+use crate::times::now_us;
 use memspill_engine::fill::WINDOW_MAX;
 use memspill_engine::memory::{Fill, Memory, PageRun, Stop, Take};
 use memspill_engine::units::{PAGE_SIZE, Page, Vpn};
@@ -20,8 +21,8 @@ use memspill_engine::word::SwapEntry;
 use memspill_uffd::{procmap, userfaultfd};
 use std::fs::File;
 use std::path::Path;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 /// The waiting thread is woken and faults again; the second fault is then recognised as one on shared memory.
 const NOT_OURS: Fill = Fill { pages: 0, stop: Stop::NotMapped };
@@ -50,6 +51,14 @@ pub struct ProcessMemory {
     torn: AtomicBool,
     /// Staging is being read by us.
     reading: AtomicBool,
+    /// Pages that were to leave and cannot as they are mapped, since they were asked for last.
+    unmoved: Mutex<Ranges>,
+    /// All of its threads are to stand still: their faults wait for no room.
+    is_opening: AtomicBool,
+    /// When the last try to take out what the program may not write began.
+    opened_us: AtomicU64,
+    /// Since when all tries have failed; 0: the last one has not.
+    failing_us: AtomicU64,
 }
 
 impl ProcessMemory {
@@ -66,6 +75,10 @@ impl ProcessMemory {
             guards_seen: AtomicBool::new(false),
             torn: AtomicBool::new(false),
             reading: AtomicBool::new(false),
+            unmoved: Mutex::default(),
+            is_opening: AtomicBool::new(false),
+            opened_us: AtomicU64::new(0),
+            failing_us: AtomicU64::new(0),
         }
     }
     pub fn attached_agent(&self) -> Option<&Agent> {
@@ -335,7 +348,7 @@ impl ProcessMemory {
     fn owner(&self) -> Option<Owner<'_>> {
         let agent = self.serving_agent()?;
         let has_exec = self.has_exec.load(Ordering::Relaxed);
-        Some(Owner { agent, has_exec, broken: &self.broken, reading: &self.reading })
+        Some(Owner { agent, has_exec, broken: &self.broken, reading: &self.reading, unmoved: &self.unmoved })
     }
 
     /// The agent, once commands may be sent to it.
@@ -354,6 +367,78 @@ impl ProcessMemory {
         // If that cannot be done just now (an event is to be read), the caller faults again, and is answered.
         self.port.zeropage(page, PAGE_SIZE as u64);
         self.port.wake(page, PAGE_SIZE as u64);
+    }
+
+    /// All threads of the process are about to stand still, or stand.
+    pub fn is_opening(&self) -> bool {
+        self.is_opening.load(Ordering::SeqCst)
+    }
+
+    pub fn begin_opening(&self) {
+        self.opened_us.store(now_us(), Ordering::Relaxed);
+        self.is_opening.store(true, Ordering::SeqCst);
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failing_us.load(Ordering::Relaxed) != 0
+    }
+
+    /// Memory that could not be opened now is asked for again.
+    pub fn note_unmoved(&self, ranges: &[Range]) {
+        let mut unmoved = self.unmoved.lock().expect("unmoved");
+        ranges.iter().for_each(|(start, end)| unmoved.insert(*start, *end));
+    }
+
+    /// Does what the program may not write stay, as far as is known?
+    pub fn keeps_closed(&self) -> bool {
+        const FAILS_US: u64 = 5_000_000;
+        self.has_failed() && now_us() > self.failing_us.load(Ordering::Relaxed) + FAILS_US
+    }
+
+    /// Pages that could not be moved then either are not tried again with the next batch.
+    pub fn end_opening(&self, has_failed: bool) {
+        match has_failed {
+            true if self.has_failed() => {}
+            true => self.failing_us.store(now_us(), Ordering::Relaxed),
+            false => self.failing_us.store(0, Ordering::Relaxed),
+        }
+        self.is_opening.store(false, Ordering::SeqCst);
+        *self.unmoved.lock().expect("unmoved") = Ranges::default();
+    }
+
+    /// Memory of which pages were to leave that the program may not write now, if there is so much of it that
+    /// it is worth the trouble (or a little, and the last time is a while ago); at most so much at a time.
+    pub fn take_closed(&self) -> Vec<Range> {
+        const BYTES_MIN: u64 = 16 * PAGE_SIZE as u64;
+        const BYTES_ENOUGH: u64 = 256 * PAGE_SIZE as u64;
+        const BYTES_MAX: u64 = 512 * PAGE_SIZE as u64;
+        const WHILE_US: u64 = 50_000;
+        /// After a failure: all threads were stopped in vain.
+        const FAILED_US: u64 = 20_000;
+        let mut unmoved = self.unmoved.lock().expect("unmoved");
+        let noted_bytes = unmoved.iter().map(|(start, end)| end - start).sum::<u64>();
+        if noted_bytes < BYTES_MIN {
+            return vec![];
+        }
+        let since_us = now_us() - self.opened_us.load(Ordering::Relaxed);
+        if since_us < FAILED_US && self.has_failed() || since_us < WHILE_US && noted_bytes < BYTES_ENOUGH {
+            return vec![];
+        }
+        let (mut closed, mut bytes) = (vec![], 0);
+        let Some(maps) = self.attached_agent().and_then(Agent::maps) else { return vec![] };
+        for (start, end) in std::mem::take(&mut *unmoved).iter() {
+            let end = end.min(start + BYTES_MAX.saturating_sub(bytes));
+            let mapping = procmap::first_from(maps, start).ok().flatten();
+            let is_closed = |m: &procmap::Mapping| m.start <= start && m.anonymous && !m.writable;
+            if start < end && mapping.as_ref().is_some_and(is_closed) {
+                if mapping.is_some_and(|mapping| mapping.executable) {
+                    self.has_exec.store(true, Ordering::Relaxed);
+                }
+                bytes += end - start;
+                closed.push((start, end));
+            }
+        }
+        if bytes < BYTES_MIN { vec![] } else { closed }
     }
 
     /// There was a fault on a page of staging, by thread `tid`. If that is a thread of ours, a page that was

@@ -16,6 +16,7 @@
 
 use crate::proc;
 use crate::process::Process;
+use crate::process::agent::Agent;
 use crate::process::standstill;
 use crate::reclaim::direct::{self, TakesShared};
 use crate::reclaim::no_room::NoRoom;
@@ -23,6 +24,7 @@ use crate::reclaim::spin::spin;
 use crate::reclaim::unresponsive;
 use crate::run::cpus::Waiting;
 use crate::run::files::are_held_calls_over;
+use crate::run::openings::Wanted;
 use crate::run::pool_reads::FaultMeter;
 use crate::run::{Run, watch};
 use crate::shared::Object;
@@ -309,32 +311,79 @@ impl<'a> Reclaimer<'a> {
         let (shrunk, write_out) = take(engine, self.cpu);
         drop((batch, held));
         self.hand_over(&process, space, &shrunk.wanted);
-        if !shrunk.busy.is_empty() {
-            // Shared since a fork (perhaps one that nobody told of). Where the other one still lives, each
-            // gets a page of its own by this.
-            space.cow.store(true, Ordering::Relaxed);
-            if process.memory.populate(&shrunk.busy) {
-                space.mark_own(&shrunk.busy);
-                engine.note_own(space, shrunk.busy.len() as u64);
-            }
-        }
+        self.make_own(&process, space, &shrunk.busy);
         // At most as many as have left: whatever an agent says.
         let shared_pages = process.memory.port.shared_taken().min(shrunk.taken as u64);
         if shared_pages > 0 {
             engine.note_own(space, shared_pages);
         }
+        let (closed, more) = self.take_closed(&process, space, agent);
         if agent.evictor.is_late() {
             unresponsive::set_aside(&process, standstill::of_silent(agent.evictor.tid));
         }
         drop(evictor);
         // Room was made when the pages left, not when they are stored: who waits need not wait for the
         // compression.
-        self.run.poke_for_room(shrunk.taken);
+        self.run.poke_for_room(shrunk.taken + closed);
         self.note_pool_reads(&process);
-        if let Some(write_out) = write_out {
+        for write_out in write_out.into_iter().chain(more) {
             engine.write_out(self.cpu, self.queue, write_out);
         }
-        shrunk.taken
+        shrunk.taken + closed
+    }
+
+    /// Pages that are shared since a fork (perhaps one that nobody told of): where the other one still lives,
+    /// each gets a page of its own by this.
+    fn make_own(&self, process: &Process, space: &Arc<Space>, busy: &[Vpn]) {
+        if busy.is_empty() {
+            return;
+        }
+        space.cow.store(true, Ordering::Relaxed);
+        if process.memory.populate(busy) {
+            space.mark_own(busy);
+            self.run.engine.note_own(space, busy.len() as u64);
+        }
+    }
+
+    /// Take out what the last batch was to take, and the program may not write now: it is opened for a moment
+    /// (`opened.rs`). With the evictor's turn, and not the batch lock, of which whoever is to stand still may
+    /// have need. Returns how many pages have left.
+    fn take_closed(
+        &self,
+        process: &Arc<Process>,
+        space: &Arc<Space>,
+        agent: &Agent,
+    ) -> (usize, Vec<WriteOut>) {
+        let memory = &process.memory;
+        let ranges = memory.take_closed();
+        if ranges.is_empty() || agent.evictor.is_late() || memory.port.is_changing() {
+            memory.note_unmoved(&ranges);
+            return (0, vec![]);
+        }
+        memory.begin_opening();
+        self.run.poke_waiting();
+        let (pid, evictor) = (memory.pid(), agent.evictor.tid);
+        let opened = self.run.openings.ask(Wanted { pid, evictor, ranges: ranges.clone() });
+        let is_opened = opened.is_some();
+        let (mut taken, mut written) = (0, vec![]);
+        for (start, end) in opened.iter().flat_map(|opened| &opened.ranges) {
+            let (mut next, end) = (Vpn::from_addr(*start), Vpn::from_addr(*end));
+            while next < end && !agent.evictor.is_late() && !self.run.detach.keeps_pages() {
+                let batch = process.hold_batch();
+                let (shrunk, write_out, after) = self.run.engine.pageout(self.cpu, space, next, end);
+                drop(batch);
+                self.hand_over(process, space, &shrunk.wanted);
+                self.make_own(process, space, &shrunk.busy);
+                (taken, next) = (taken + shrunk.taken, after);
+                written.extend(write_out);
+            }
+        }
+        drop(opened);
+        memory.end_opening(taken == 0);
+        if !is_opened {
+            memory.note_unmoved(&ranges);
+        }
+        (taken, written)
     }
 
     /// A batch of shared memory, for which no evictor is needed.

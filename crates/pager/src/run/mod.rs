@@ -31,6 +31,7 @@ pub mod cpus;
 pub mod detach;
 pub mod files;
 pub mod forks_waiting;
+pub mod openings;
 pub mod pool_reads;
 pub mod quiet_points;
 pub mod rates;
@@ -62,6 +63,7 @@ use memspill_engine::layout;
 use memspill_engine::space::Space;
 use memspill_engine::units::PAGE_SIZE;
 use memspill_uffd::shmem::Id;
+use openings::Openings;
 use quiet_points::QuietPoints;
 use record::Recording;
 use sampling::Sampling;
@@ -89,6 +91,7 @@ pub struct Run {
     started_us: u64,
     pub advice: AdviceQueue,
     pub detach: Detach,
+    pub openings: Openings,
     pub token: Token,
     pub files: Files,
     pub forks_waiting: ForksWaiting,
@@ -245,6 +248,7 @@ impl Run {
             started_us: now_us(),
             advice: AdviceQueue::default(),
             detach: Detach::default(),
+            openings: Openings::default(),
             token,
             files,
             forks_waiting: ForksWaiting::default(),

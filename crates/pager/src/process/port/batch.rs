@@ -5,10 +5,12 @@
 
 use crate::process::agent::Agent;
 use crate::process::control::ControlPage;
+use crate::process::ranges::Ranges;
 use memspill_common::protocol::{MoveRun, RUN_IN_USE, RUNS_MAX, STAGING_PAGES};
 use memspill_engine::frames::BATCH_PAGES;
 use memspill_engine::memory::{PageRun, Take};
 use memspill_engine::units::Vpn;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 pub const HALF_PAGES: u32 = STAGING_PAGES / 2;
@@ -26,6 +28,8 @@ pub struct Owner<'a> {
     pub broken: &'a AtomicBool,
     /// Set while staging is being read.
     pub reading: &'a AtomicBool,
+    /// Pages that cannot be moved as they are mapped.
+    pub unmoved: &'a Mutex<Ranges>,
 }
 
 /// The outcome of each page of a batch, as far as it is known.

@@ -66,7 +66,18 @@ impl Taker<'_> {
         if doubtful || takes.takes.contains(&Some(Take::Moved)) {
             self.empty_staging(base, pages as u32);
         }
+        self.note_unmoved(&takes);
         outcome.extend(takes.takes.iter().map(|t| t.unwrap_or(Take::Retry)));
+    }
+
+    fn note_unmoved(&self, takes: &Takes<'_>) {
+        let is_unmoved = |(_, take): &(usize, &Option<Take>)| **take == Some(Take::Unevictable);
+        let unmoved = takes.takes.iter().enumerate().filter(is_unmoved);
+        let mut unmoved = unmoved.map(|(index, _)| takes.address(index)).peekable();
+        if unmoved.peek().is_some() {
+            let mut noted = self.owner.unmoved.lock().expect("unmoved");
+            unmoved.for_each(|addr| noted.insert(addr, addr + PAGE_SIZE as u64));
+        }
     }
 
     /// Have the evictor move the pages, in as many commands as that takes. True if pages may have been moved
@@ -85,7 +96,10 @@ impl Taker<'_> {
                 break;
             }
             match evictor.call(OP_MOVE, &remaining, flags, deadline) {
-                Ok(()) => doubtful |= collect(&evictor.control, &remaining, base, &mut takes.takes),
+                Ok(()) => {
+                    doubtful |= collect(&evictor.control, &remaining, base, &mut takes.takes);
+                    self.skip_closed(takes);
+                }
                 Err(Failed::Late) => {
                     if let Err(error) = self.end_batch_of_late(&remaining, base, takes) {
                         self.lose_all(&error, &mut takes.takes);
@@ -102,6 +116,28 @@ impl Taker<'_> {
             }
         }
         doubtful
+    }
+
+    /// The next pages of a mapping that may not be written need not be tried: each would take a command of
+    /// its own.
+    fn skip_closed(&self, takes: &mut Takes<'_>) {
+        let mut closed_end = 0;
+        for index in 0..takes.takes.len() {
+            let is_unmoved = takes.takes[index] == Some(Take::Unevictable);
+            if !is_unmoved && (takes.takes[index].is_some() || closed_end == 0) {
+                closed_end = 0;
+                continue;
+            }
+            let addr = takes.address(index);
+            if takes.takes[index].is_none() {
+                match addr < closed_end && takes.address(index - 1) + PAGE_SIZE as u64 == addr {
+                    true => takes.takes[index] = Some(Take::Unevictable),
+                    false => closed_end = 0,
+                }
+            } else if addr >= closed_end && takes.takes.get(index + 1) == Some(&None) {
+                closed_end = self.owner.agent.closed_until(addr).unwrap_or(0);
+            }
+        }
     }
 
     /// None: pages may be taken.

@@ -129,9 +129,9 @@ impl Port {
         matches!(&self.0, Kind::Kernel(_))
     }
 
-    /// Can pages be taken out that the program cannot write, or not access at all?
-    pub fn takes_closed(&self) -> bool {
-        matches!(&self.0, Kind::Agent(_))
+    /// May pages be filled that the program cannot access yet? An agent sees itself what becomes accessible.
+    pub fn fills_reserves(&self) -> bool {
+        matches!(&self.0, Kind::Kernel(_))
     }
 
     /// Does the agent keep the program's guards (MADV_GUARD_INSTALL)? Else a fill may replace one, and
