@@ -430,6 +430,7 @@ case_user() {
     chmod 755 "$WORK" && mkdir -m 777 user && cp "$MEMSPILL" user/memspill && cp in_calls user 2>/dev/null ||
         gcc -O2 -pthread -o user/in_calls "$P/in_calls.c" || { no "it is not compiled"; return; }
     start "${as[@]}" user/in_calls $SIZE_MIB || return
+    : >err # What another case has said there.
     "${as[@]}" user/memspill attach -m ${BUDGET_MIB}M --swap-dir user "$PROGRAM" >out 2>err &
     RUN=$!
     until_true 60 is_attached_or_over
