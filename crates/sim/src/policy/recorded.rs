@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_is_no_recording_is_said() {
-        let error = |bytes: &[u8]| trace("x.rec", bytes, 50).err().expect("an error");
+        let error = |bytes: &[u8]| trace("x.rec", bytes, 50).expect_err("an error");
         assert!(error(b"ELF").starts_with("x.rec: this is no recording"));
         assert!(error(&HEADER).contains("0 pages were touched"));
     }
