@@ -553,8 +553,14 @@ impl Supervisor {
 
     /// The bytes of the pages that went.
     fn take(&self, pages: Range<usize>) -> Vec<(Take, Option<Bytes>)> {
-        let broken = AtomicBool::new(false);
-        let owner = Owner { agent: &self.agent, has_exec: false, broken: &broken, reading: &broken };
+        let (broken, unmoved) = (AtomicBool::new(false), Default::default());
+        let owner = Owner {
+            agent: &self.agent,
+            has_exec: false,
+            broken: &broken,
+            reading: &broken,
+            unmoved: &unmoved,
+        };
         let run = PageRun { vpn: Vpn::from_addr(address(pages.start)), pages: pages.len() as u32 };
         let (mut frames, mut outcome) = (vec![Page::ZERO; pages.len()], Vec::new());
         self.port.take(&owner, &[run], &mut frames, &mut outcome);

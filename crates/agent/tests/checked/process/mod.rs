@@ -16,6 +16,11 @@ pub mod agent {
     }
 }
 
+pub mod ranges {
+    #[derive(Default)]
+    pub struct Ranges;
+}
+
 pub mod peer {
     pub struct Pidfd;
 
