@@ -281,11 +281,15 @@ fn let_go(run: &Run, process: &Arc<Process>, agent: &Published) -> Result<Option
             }
             Err(_) if process.is_dying() => return Ok(Some(Duration::ZERO)),
             Err(e) if e.kind() == io::ErrorKind::Unsupported => return Ok(None),
-            // It is in the midst of a fork, or joins.
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock && begun.elapsed() < DETACH_LEAVES => {
+            // It is in the midst of a fork, or joins; or it ends, which is seen the next time.
+            Err(e) if may_be_later(&e) && begun.elapsed() < DETACH_LEAVES => {
                 std::thread::sleep(PUT_OFF_AGAIN);
             }
             Err(e) => return Err(format!("{} cannot be let go: {e}", standstill::name(pid))),
         }
     }
+}
+
+fn may_be_later(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ESRCH)
 }
