@@ -205,7 +205,6 @@ impl Devices {
     }
 
     /// Recompute the order word from the states and priorities.
-    /// Recompute the order word from the states and priorities.
     fn store_order(&self) {
         let rank = |place: &usize| match self.get(*place) {
             Some(device) if device.is_on() => (0, std::cmp::Reverse(device.priority)),

@@ -27,7 +27,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// ... to this.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// So often a request is sent again, at least, before it is given up with the server there.
+/// A request is sent again at least so often before it is given up with the server there.
 const RESENT_MIN: u32 = 5;
 
 /// What a request finds.

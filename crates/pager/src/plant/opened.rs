@@ -10,8 +10,8 @@
 //! itself meanwhile, or unmap the memory and map something else there, and no call of the kernel's takes
 //! notice of that.
 //!
-//! What may be executed stays so: where a program may make nothing executable any more, it could not be
-//! given back. If memspill ends meanwhile the kernel kills the process (PTRACE_O_EXITKILL).
+//! Memory that may be executed keeps that right meanwhile: a program that may make nothing executable any
+//! more could not get it back. If memspill ends meanwhile the kernel kills the process (PTRACE_O_EXITKILL).
 //!
 //! *A process is left alone*, and its pages stay, where it would notice: another one traces it; it has a
 //! seccomp filter of its own; a thread waits in a call that would begin again with all of its time, or end
@@ -20,6 +20,7 @@
 
 use super::running::Hands;
 use super::stopped::Stopped;
+use super::tracee::CODE_64;
 use crate::process::ranges::{Range, Ranges};
 use crate::times::OPEN_STANDS;
 use crate::{proc, signals};
@@ -28,8 +29,6 @@ use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
 
-/// The code segment of 64-bit programs.
-const CODE_64: u64 = 0x33;
 const SYS_IO_PGETEVENTS: libc::c_long = 333;
 /// With more it would take too long.
 const THREADS_MAX: usize = 128;
@@ -40,8 +39,8 @@ struct Closed {
     protection: i32,
 }
 
-/// What of `wanted` is private memory and may not be written can be until `while_open` has returned, which is
-/// told what that is. An error: it was not called, or the process was killed.
+/// Makes the private memory in `wanted` that may not be written writable, until `while_open` has returned,
+/// which is told its ranges. An error: it was not called, or the process was killed.
 pub fn open_for_a_moment(
     pid: u32,
     evictor: u32,

@@ -160,7 +160,7 @@ struct Room {
     texts: Vec<u8>,
     /// Where each text begins.
     starts: Vec<u64>,
-    /// What was never touched is closed.
+    /// The agent closes memory that was never touched.
     closes: bool,
 }
 
@@ -552,7 +552,7 @@ fn ignores_trap(pid: pid_t) -> bool {
     ignored.is_some_and(|set| set >> (libc::SIGTRAP - 1) & 1 != 0)
 }
 
-/// What the thread stands on is not unmapped before it has ended. It has nothing to do any more, so that is
+/// The thread must end before its stack and code are unmapped. It has nothing to do any more, so it ends
 /// soon, unless it has no CPU.
 fn wait_for_end(pid: pid_t, thread: u32) {
     let mut is_said = false;

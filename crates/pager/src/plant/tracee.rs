@@ -17,7 +17,7 @@ const SYSCALL: u64 = 0x050f;
 /// Below the stack pointer, far from what the kernel has put there.
 const SCRATCH_BELOW: u64 = 1024;
 /// The code segment of 64-bit programs.
-const CODE_64: u64 = 0x33;
+pub(super) const CODE_64: u64 = 0x33;
 /// In orig_rax. With another value the kernel might take a stop for an interrupted call, and repeat that.
 const NO_CALL: u64 = u64::MAX;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;

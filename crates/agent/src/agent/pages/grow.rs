@@ -15,7 +15,7 @@
 //! heaps of runtimes), is new when it can be written for the first time. The part of it that was never
 //! touched, by the kernel's word, is closed before the call, while nobody can write there.
 //!
-//! What a program that runs already has mapped, and not touched, is closed as if it were mapped now.
+//! Memory that a running program has mapped and not touched is closed as if it were mapped now.
 //!
 //! Not closed: what is locked, populated, or a stack; and what was mapped before memory was tight. The
 //! supervisor sees by looking what is touched there. What the program has emptied: `emptied.rs`.
