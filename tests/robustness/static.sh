@@ -150,12 +150,28 @@ static_run() {
     is_swapped "$what"
 }
 
+# filtered_run WHAT: under a filter of ./runs that kills for what it takes to join, other programs run too,
+# without the agent, but with all else that their environment says.
+filtered_run() {
+    local set='LD_PRELOAD=$LD_PRELOAD:libm.so.6' look='env | grep -aE "^(LD_PRELOAD|MEMSPILL_AGENT)"'
+    call 20 "${SPILL[@]}" -- sh -c "$set exec ./runs filtered /bin/sh -c 'sleep 0.1; $look'"
+    code_is 0 && [ "$(sort -u out)" = LD_PRELOAD=libm.so.6 ] ||
+        { WHY="$1, filtered: $WHY $(cat out)"; return 1; }
+    call 20 "${SPILL[@]}" -- ./runs filtered $PYTHON -c 'print(sum(bytes(100 << 20)))'
+    code_is 0 && [ "$(cat out)" = 0 ] || { WHY="$1, filtered python: $WHY $(cat out)"; return 1; }
+    call 20 "${SPILL[@]}" -- sh -c './runs filtered ./static 8 exit'
+    code_is 7 || { WHY="$1, filtered: $WHY $(cat out)"; return 1; }
+    # A filter that lets all of that pass is no reason to run without it.
+    static_run "$1, harmless" ./runs harmless $PYTHON -c 'print(sum(bytearray(b"ab" * (50 << 20))))'
+}
+
 # What static programs run, and the children of their forks.
 case_static-runs() {
     compiled_static || return 0
     call 20 "${SPILL[@]}" --verbose -- true
     ! grep -q 'mode: kernel' err || kernel_can_be || { SKIP="kernel mode is not possible"; return; }
     local compiler how ways
+    gcc -O2 -pthread -o runs "$TESTS/programs/static_runs.c" && filtered_run 'with a loader' || return
     for compiler in 'gcc -static' 'gcc -static-pie' 'musl-gcc -static'; do
         have "${compiler%% *}" || { DID="without musl-gcc"; continue; }
         $compiler -O2 -pthread -o runs "$TESTS/programs/static_runs.c" ||
@@ -174,11 +190,7 @@ case_static-runs() {
         for how in child grandchild; do
             static_run "$compiler, $how" ./runs $how 144 || return
         done
-        # A filter that kills for what it takes to join, in which the other program runs too.
-        call 20 "${SPILL[@]}" -- sh -c './runs filtered /bin/sh -c "echo filtered"'
-        code_is 0 && [ "$(cat out)" = filtered ] || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
-        call 20 "${SPILL[@]}" -- sh -c './runs filtered ./static 8 exit'
-        code_is 7 || { WHY="$compiler, filtered: $WHY $(cat out)"; return; }
+        filtered_run "$compiler" || return
     done
     # With groups, in agent mode, which traps all calls.
     gcc -static -O2 -pthread -o runs "$TESTS/programs/static_runs.c"

@@ -52,8 +52,11 @@ use super::proc_mem;
 use crate::common::protocol::{
     CALL_COLD, CALL_GUARDED, CALL_PAGEOUT, CALL_REMOVE, CALL_UNGUARD, CALL_WILLNEED,
 };
-use crate::machine::seccomp::{FLAG_TSYNC, PR_SET_SECCOMP, SET_MODE_FILTER, SET_MODE_STRICT};
+use crate::machine::seccomp::{
+    FLAG_TSYNC, Filter, MODE_FILTER, PR_SET_SECCOMP, SET_MODE_FILTER, SET_MODE_STRICT,
+};
 use crate::machine::sys::{self, PAGE, Result, nr};
+use crate::programs::inherited;
 use crate::supervisor::control::{
     answering_control, control_asked_for, own_control, tell_advice, tell_confined,
 };
@@ -285,7 +288,7 @@ fn prctl_and_note(args: [usize; 6]) -> Result<usize> {
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::PRCTL, args) };
     if args[0] == PR_SET_SECCOMP && ret.is_ok() {
-        STATE.confined.store(1, Ordering::SeqCst);
+        is_confined_now((args[1] == MODE_FILTER).then_some(args[2]));
     }
     ret
 }
@@ -303,7 +306,17 @@ fn seccomp(mut args: [usize; 6]) -> Result<usize> {
     // SAFETY: the caller's own request, passed through.
     let ret = unsafe { sys::syscall(nr::SECCOMP, args) };
     if sets && ret.is_ok() {
-        STATE.confined.store(1, Ordering::SeqCst);
+        is_confined_now((args[0] == SET_MODE_FILTER).then_some(args[2]));
     }
     ret
+}
+
+/// `filter`: the address of a `struct sock_fprog`, which the kernel has read.
+fn is_confined_now(filter: Option<usize>) {
+    STATE.confined.store(1, Ordering::SeqCst);
+    if let Some(at) = filter {
+        // SAFETY: the program has passed it for that, and it is there.
+        let [len, code] = unsafe { (at as *const [usize; 2]).read_unaligned() };
+        inherited::note(&Filter { code, len: usize::from(len as u16) });
+    }
 }

@@ -8,6 +8,7 @@
 //! | `uffd.rs`     | requests to a userfaultfd                                                 |
 //! | `region.rs`   | the memory that the agent owns, kept apart from the program's             |
 //! | `seccomp.rs`  | filters of system calls, as the kernel has them                            |
+//! | `own_calls.rs` | the calls that the agent makes, which filters must let pass                 |
 //! | `affinity.rs` | on which CPU the evictor runs                                             |
 //! | `relocation.rs` | this library relocates itself, where no loader does                     |
 //! | `robust.rs`   | the robust locks of a thread                                              |
@@ -19,6 +20,7 @@ pub mod context;
 pub mod environment;
 pub mod gadget;
 pub mod numbers;
+pub mod own_calls;
 pub mod region;
 pub mod relocation;
 pub mod robust;

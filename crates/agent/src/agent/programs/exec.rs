@@ -22,8 +22,8 @@
 //! not trapped; programs whose file may not be read.
 
 use super::preload::List;
-use super::readable;
 use super::site::{self, Place};
+use super::{inherited, readable};
 use crate::common::protocol::{Forked, Go, KIND_STATIC, MAGIC};
 use crate::common::sync::{AtomicUsize, Ordering};
 use crate::join::handshake;
@@ -60,11 +60,12 @@ pub fn place() -> Place {
 /// The call as it was asked for, by its arguments in their order, and the kernel's result.
 extern "C" fn exec(args: &[usize; 6]) -> usize {
     // A trapped call is looked at in the trap.
-    if trapped::traps() || is_confined() {
+    let is_alone = !trapped::traps() && inherited::is_alone();
+    if trapped::traps() || is_confined() && !is_alone {
         // SAFETY: the C library's own call, passed through.
         return unsafe { sys::syscall_raw(EXECVE, *args) };
     }
-    let mut list = List::of(args[2]);
+    let mut list = if is_alone { List::without_agent(args[2], read) } else { List::of(args[2]) };
     let mut args = *args;
     if let Some(list) = &mut list {
         args[2] = list.lies_at(&raw const *list as usize);
@@ -73,6 +74,13 @@ extern "C" fn exec(args: &[usize; 6]) -> usize {
     // The list is there until then.
     core::hint::black_box(&list);
     result
+}
+
+/// Bytes of the environment, which is there for the C library's function.
+fn read(from: usize, to: &mut [u8]) -> bool {
+    // SAFETY: the caller of that function has promised it.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+    true
 }
 
 fn ask_and_exec(args: &[usize; 6]) -> usize {

@@ -143,6 +143,14 @@ fn parts(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|byte| matches!(byte, b':' | b' '))
 }
 
+/// Is it a name of the agent's?
+fn is_ours(part: &[u8]) -> bool {
+    part == NAME.get()
+        || part == SECOND_NAME.get()
+        || readable::is_first_name(part)
+        || readable::is_written_over(part)
+}
+
 /// A list to be passed, and the one text in it that is new.
 #[repr(C)]
 pub struct List {
@@ -180,12 +188,6 @@ impl List {
         let text = *list.entries.get(list.index)?;
         let len = readable::text_at(text, list.text.get_mut(..TEXT_BYTES)?).len();
         let passed = list.text.get(PRELOAD.len()..len)?;
-        let is_ours = |part: &[u8]| {
-            part == name
-                || part == SECOND_NAME.get()
-                || readable::is_first_name(part)
-                || readable::is_written_over(part)
-        };
         let is_replaced = parts(passed).any(|part| !part.is_empty()) && !parts(passed).any(is_ours);
         if !is_replaced || len + name.len() + 2 > list.text.len() {
             return None;
@@ -193,6 +195,76 @@ impl List {
         let behind = [b':'].iter().chain(name).chain(&[0]);
         list.text.iter_mut().skip(len).zip(behind).for_each(|(place, byte)| *place = *byte);
         Some(list)
+    }
+
+    /// Before an exec of a program that is to have no agent (`inherited.rs`): without what names it. `read`:
+    /// copies bytes of the program's memory, if they are there, by no system call. None: it is to be passed
+    /// itself.
+    pub fn without_agent(environment: usize, read: fn(usize, &mut [u8]) -> bool) -> Option<List> {
+        let mut list =
+            List { entries: [0; ENTRIES_MAX + 1], text: [0; TEXT_BYTES + NAME_MAX], index: usize::MAX };
+        let mut count = 0;
+        for place in (environment..).step_by(size_of::<usize>()).take(ENTRIES_MAX) {
+            let mut pointer = [0; size_of::<usize>()];
+            if environment == 0 || !read(place, &mut pointer) {
+                return None;
+            }
+            let entry = usize::from_ne_bytes(pointer);
+            if entry == 0 {
+                return Some(list);
+            }
+            let begins = |name: &str| {
+                let mut byte = [0];
+                let mut expected = name.bytes().chain([b'=']).enumerate();
+                expected.all(|(at, expected)| read(entry + at, &mut byte) && byte == [expected])
+            };
+            if begins(ENV_NAME) || begins(ENV_FILE) {
+                continue;
+            }
+            if begins("LD_PRELOAD") {
+                let len = list.take_others(entry, read)?;
+                if len == PRELOAD.len() {
+                    continue;
+                }
+                list.index = count;
+            }
+            *list.entries.get_mut(count)? = entry;
+            count += 1;
+        }
+        None
+    }
+
+    /// The text of this LD_PRELOAD, of which all but the agent is kept; how long that is.
+    fn take_others(&mut self, entry: usize, read: fn(usize, &mut [u8]) -> bool) -> Option<usize> {
+        let mut passed = [0u8; TEXT_BYTES];
+        let mut len = 0;
+        loop {
+            let byte = passed.get_mut(len..=len)?;
+            if !read(entry + len, byte) {
+                return None;
+            }
+            if byte == [0] {
+                break;
+            }
+            len += 1;
+        }
+        let (start, others) = passed.get(..len)?.split_at_checked(PRELOAD.len())?;
+        self.text = [0; TEXT_BYTES + NAME_MAX];
+        let mut kept = 0;
+        let mut keep = |bytes: &[u8]| {
+            self.text.get_mut(kept..kept + bytes.len())?.copy_from_slice(bytes);
+            kept += bytes.len();
+            Some(kept)
+        };
+        keep(start)?;
+        let mut len = start.len();
+        for part in parts(others).filter(|part| !part.is_empty() && !is_ours(part)) {
+            if len != start.len() {
+                keep(b":")?;
+            }
+            len = keep(part)?;
+        }
+        Some(len)
     }
 
     /// With what the program itself has not in its environment. None: there is no room.

@@ -31,24 +31,23 @@ use core::mem::size_of;
 use super::{clone, enter, rewrite};
 use crate::calls::hold;
 use crate::machine::gadget;
+use crate::machine::own_calls::{ALWAYS, Call, FORKS, THREADS};
 use crate::machine::region;
 use crate::machine::seccomp::{
-    ADDRESS, ARCH, ARCH_X86_64, FLAG_TSYNC, IF_AT_LEAST, IF_EQUAL, Instruction, JUMP, LOAD, LOAD_VALUE,
-    MODE_FILTER, MODE_STRICT, NUMBER, PR_GET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, RET_ACTION,
-    RET_ALLOW, RET_KILL_THREAD, RET_USER_NOTIF, RETURN, SET_MODE_FILTER, SET_MODE_STRICT, low,
+    ADDRESS, ARCH, ARCH_X86_64, FLAG_TSYNC, Filter, IF_AT_LEAST, IF_EQUAL, INSTRUCTIONS_MAX, Instruction,
+    JUMP, LOAD, LOAD_VALUE, MODE_FILTER, MODE_STRICT, NUMBER, PR_GET_SECCOMP, PR_SET_NO_NEW_PRIVS,
+    PR_SET_SECCOMP, RET_ACTION, RET_ALLOW, RET_KILL_THREAD, RET_USER_NOTIF, RETURN, SET_MODE_FILTER,
+    SET_MODE_STRICT, low,
 };
 use crate::machine::sys::{self, EFAULT, EINVAL, ENOMEM, Result, nr};
 use crate::pages;
+use crate::programs::inherited;
 use crate::supervisor::control;
 use crate::supervisor::state::STATE;
 use crate::thread::block;
 use crate::thread::block::Block;
 
 const EACCES: i32 = 13;
-
-/// The kernel's BPF_MAXINSNS.
-const INSTRUCTIONS_MAX: usize = 4096;
-const SCRATCH: usize = 16;
 
 const CLONE: usize = 56;
 const FORK: usize = 57;
@@ -58,89 +57,6 @@ const SIGCHLD: usize = 17;
 /// What the C library makes a thread with.
 const THREAD_FLAGS: usize = 0x3d_0f00;
 const RT_SIGRETURN: usize = 15;
-
-/// A call, and the first argument that it must have (its lower half), if any.
-type Call = (usize, Option<usize>);
-
-/// rt_sigaction, rt_sigprocmask, rt_sigreturn, rt_sigpending, sigaltstack; what brings pages and changes
-/// mappings; waiting; gettid; pkey_mprotect; and what is needed to set filters, and to trap calls.
-const ALWAYS: [Call; 22] = [
-    (13, None),
-    (14, None),
-    (RT_SIGRETURN, None),
-    (127, None),
-    (131, None),
-    (nr::FUTEX, None),
-    (nr::SCHED_YIELD, None),
-    (nr::PPOLL, None),
-    (nr::RESTART_SYSCALL, None),
-    (nr::GETPID, None),
-    (186, None),
-    (nr::EXIT_GROUP, None),
-    (nr::MMAP, None),
-    (nr::MUNMAP, None),
-    (nr::MPROTECT, None),
-    (nr::MREMAP, None),
-    (nr::MADVISE, None),
-    (nr::BRK, None),
-    (nr::SECCOMP, Some(SET_MODE_FILTER)),
-    (nr::PRCTL, Some(gadget::PR_SET_SYSCALL_USER_DISPATCH)),
-    (nr::PRCTL, Some(PR_GET_SECCOMP)),
-    (nr::PRCTL, Some(PR_SET_NO_NEW_PRIVS)),
-];
-
-/// A new thread, and whoever makes one after another has ended: tkill, arch_prctl.
-const THREADS: [Call; 2] = [(200, None), (158, Some(0x1001))];
-
-/// A fork, and its child, which joins, with an evictor of its own: read, write, open, close, fstat; getppid,
-/// geteuid; timers; what an evictor gives up; memfd_create; prlimit64; tgkill.
-const FORKS: [Call; 45] = [
-    (0, None),
-    (1, None),
-    (2, None),
-    (3, None),
-    (5, None),
-    (nr::IOCTL, None),
-    (nr::PREAD64, None),
-    (nr::PWRITE64, None),
-    (nr::SOCKET, Some(1)),
-    (nr::CONNECT, None),
-    (nr::SENDTO, None),
-    (nr::RECVFROM, None),
-    (nr::SENDMSG, None),
-    (nr::RECVMSG, None),
-    (55, None),
-    (nr::CLONE, None),
-    (nr::WAITID, None),
-    (nr::EXIT, None),
-    (nr::KILL, None),
-    (nr::FCNTL, None),
-    (nr::FTRUNCATE, None),
-    (nr::CHDIR, None),
-    (107, None),
-    (110, None),
-    (nr::SETGROUPS, None),
-    (nr::SETRESUID, None),
-    (nr::SETRESGID, None),
-    (nr::CAPSET, None),
-    (138, None),
-    (149, None),
-    (nr::MUNLOCK, None),
-    (nr::PRCTL, None),
-    (158, None),
-    (nr::SCHED_SETAFFINITY, None),
-    (nr::SCHED_GETAFFINITY, None),
-    (222, None),
-    (223, None),
-    (226, None),
-    (234, None),
-    (nr::OPENAT, None),
-    (302, None),
-    (319, None),
-    (nr::USERFAULTFD, None),
-    (nr::STATX, None),
-    (nr::CLOSE_RANGE, None),
-];
 
 /// Does the call set a filter?
 pub fn sets_filter(number: usize, args: &[usize; 6]) -> bool {
@@ -186,7 +102,13 @@ fn each_from(mut at: usize) -> impl Iterator<Item = &'static Kept> {
 /// Would the thread's filters let the kernel make this call of the program's? (What they pass on to somebody
 /// else is taken to be allowed.)
 fn allow(filters: usize, number: usize, args: &[usize; 6]) -> bool {
-    each_from(filters).all(|kept| kept.filter().run(number, args).is_some_and(is_let))
+    each_from(filters).all(|kept| answer(&kept.filter(), number, args).is_some_and(is_let))
+}
+
+/// The filter's answer about a call of the program's, where the kernel sees it made. None: it is none.
+fn answer(filter: &Filter, number: usize, args: &[usize; 6]) -> Option<u32> {
+    let [at, ..] = enter::made_at();
+    filter.run(at, number, args)
 }
 
 /// Allowed, logged, or asked of a tracer or of a listener.
@@ -261,6 +183,7 @@ pub fn set(block: &mut Block, number: usize, args: [usize; 6]) -> Result<usize> 
     block.filters.store(kept.address(), Ordering::Release);
     control::tell_confined();
     STATE.confined.store(1, Ordering::SeqCst);
+    inherited::note(&kept.filter());
     if everybody {
         tell_others(block);
     }
@@ -350,7 +273,7 @@ fn keep(
     let before = block.filters.load(Ordering::Relaxed);
     let lets = |number, args: &[usize; 6]| {
         // The kernel refuses a program that is no filter.
-        filter.run(number, args).is_none_or(is_let) && allow(before, number, args)
+        answer(&filter, number, args).is_none_or(is_let) && allow(before, number, args)
     };
     let (thread, child) = ([THREAD_FLAGS, 0, 0, 0, 0, 0], [SIGCHLD, 0, 0, 0, 0, 0]);
     // No filter can look at the arguments of clone3: they are in memory.
@@ -477,79 +400,3 @@ impl Prefix {
 
 const LOWER: usize = u32::MAX as usize;
 const TGKILL: usize = 234;
-
-/// In memory of the agent's.
-struct Filter {
-    code: usize,
-    len: usize,
-}
-
-impl Filter {
-    /// The filter's answer about a call of the program's, where the kernel sees it made. None: it is none.
-    fn run(&self, number: usize, args: &[usize; 6]) -> Option<u32> {
-        let [a, b, c, d, e, f] = *args;
-        let [at, ..] = enter::made_at();
-        let words = [number, at, a, b, c, d, e, f];
-        // `struct seccomp_data`, by its offset.
-        let data = |offset: u32| match offset {
-            0 => Some(number as u32),
-            4 => Some(ARCH_X86_64),
-            8..64 if offset.is_multiple_of(4) => {
-                let word = words.get(offset as usize / 8)?;
-                Some(if offset.is_multiple_of(8) { *word as u32 } else { (*word >> 32) as u32 })
-            }
-            _ => None,
-        };
-        let (mut accumulator, mut index, mut scratch) = (0u32, 0u32, [0u32; SCRATCH]);
-        let mut next = 0;
-        // Jumps lead forwards only.
-        while next < self.len.min(INSTRUCTIONS_MAX) {
-            // SAFETY: so many instructions are there.
-            let Instruction { code, yes, no, value } =
-                unsafe { (self.code as *const Instruction).add(next).read() };
-            next += 1;
-            let operand = if code & 8 != 0 { index } else { value };
-            match code {
-                0x06 => return Some(value),
-                0x16 => return Some(accumulator),
-                0x20 => accumulator = data(value)?,
-                0x00 => accumulator = value,
-                0x01 => index = value,
-                0x80 => accumulator = 64,
-                0x81 => index = 64,
-                0x60 => accumulator = *scratch.get(value as usize)?,
-                0x61 => index = *scratch.get(value as usize)?,
-                0x02 => *scratch.get_mut(value as usize)? = accumulator,
-                0x03 => *scratch.get_mut(value as usize)? = index,
-                0x07 => index = accumulator,
-                0x87 => accumulator = index,
-                0x04 | 0x0c => accumulator = accumulator.wrapping_add(operand),
-                0x14 | 0x1c => accumulator = accumulator.wrapping_sub(operand),
-                0x24 | 0x2c => accumulator = accumulator.wrapping_mul(operand),
-                // The kernel answers 0 (it kills) where it would divide by nothing.
-                0x34 | 0x3c => match accumulator.checked_div(operand) {
-                    Some(quotient) => accumulator = quotient,
-                    None => return Some(0),
-                },
-                0x44 | 0x4c => accumulator |= operand,
-                0x54 | 0x5c => accumulator &= operand,
-                0x64 | 0x6c => accumulator = accumulator.wrapping_shl(operand),
-                0x74 | 0x7c => accumulator = accumulator.wrapping_shr(operand),
-                0x84 => accumulator = accumulator.wrapping_neg(),
-                0xa4 | 0xac => accumulator ^= operand,
-                0x05 => next = next.checked_add(value as usize)?,
-                0x15 | 0x1d | 0x25 | 0x2d | 0x35 | 0x3d | 0x45 | 0x4d => {
-                    let holds = match code & 0xf0 {
-                        0x10 => accumulator == operand,
-                        0x20 => accumulator > operand,
-                        0x30 => accumulator >= operand,
-                        _ => accumulator & operand != 0,
-                    };
-                    next += usize::from(if holds { yes } else { no });
-                }
-                _ => return None,
-            }
-        }
-        None
-    }
-}

@@ -46,8 +46,8 @@ use crate::machine::context::{Context, Info};
 use crate::machine::gadget;
 use crate::machine::sys::{self, EFAULT, EINTR, EINVAL, ENOSYS, Result, SIGBUS, SIGSEGV};
 use crate::pages;
-use crate::programs::exec;
 use crate::programs::preload::List;
+use crate::programs::{exec, inherited};
 use crate::supervisor::address;
 use crate::thread::block::{self, Block};
 use crate::thread::trapped;
@@ -325,7 +325,7 @@ fn run_static(block: &mut Block, context: &mut Context) -> Option<i32> {
     let mut args = block.frame.args;
     hold(block, exec::EXECVE, &args);
     let may_look = gadget::disarm().is_ok() && !exec::is_confined();
-    if may_look && let Some(environment) = environment_with_agent(args[2], block) {
+    if let Some(environment) = environment_to_pass(args[2], may_look, block) {
         args[2] = environment;
         context.regs.rdx = environment;
     }
@@ -349,13 +349,23 @@ fn run_static(block: &mut Block, context: &mut Context) -> Option<i32> {
 /// The environment to pass in place of the caller's. It lies at the far end of the thread's alternate stack,
 /// for the program's may be a small one. Not inlined: it is large.
 #[inline(never)]
-fn environment_with_agent(environment: usize, block: &Block) -> Option<usize> {
-    let mut list = List::of(environment)?;
+fn environment_to_pass(environment: usize, may_look: bool, block: &Block) -> Option<usize> {
+    let mut list = match (inherited::is_alone(), may_look) {
+        (true, _) => List::without_agent(environment, read)?,
+        (false, true) => List::of(environment)?,
+        (false, false) => return None,
+    };
     let at = block.kernel_stack().at;
     let passed = list.lies_at(at);
     // SAFETY: handlers never come down there, and the list is plain data.
     unsafe { (at as *mut List).write(list) };
     Some(passed)
+}
+
+/// Bytes of the program's memory, if they are there.
+fn read(from: usize, to: &mut [u8]) -> bool {
+    // SAFETY: there is room for so many.
+    unsafe { gadget::copy(to.as_mut_ptr() as usize, from, to.len()) }
 }
 
 /// A program that has confined itself has its calls made as they are.
