@@ -14,7 +14,7 @@ start() {
 # Each thread of ours, and what it waits for in the kernel (root sees the stacks).
 where_it_hangs() {
     local pid task
-    for pid in $(ours); do
+    for pid in "$PID" $(ours | grep -vx "$PID"); do
         echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
         for task in "/proc/$pid/task"/*; do
             echo "  $(cat "$task/comm"): $(grep '^State' "$task/status") $(cat "$task/wchan"):" \

@@ -245,7 +245,7 @@ impl Group {
         // Pages that are shared since a fork count among the other bytes until they are managed.
         let counted_bytes =
             (charged_pages * PAGE_SIZE as u64).saturating_add(self.other_bytes.load(Ordering::Relaxed));
-        counted_bytes.saturating_sub(self.discount_pages.load(Ordering::Relaxed) * PAGE_SIZE as u64)
+        counted_bytes.saturating_sub(self.discount_pages() * PAGE_SIZE as u64)
     }
     pub fn other_bytes(&self) -> u64 {
         self.other_bytes.load(Ordering::Relaxed)
@@ -257,8 +257,9 @@ impl Group {
         }
         self.note_peak(self.usage_bytes());
     }
+    /// A part may be taken from it a moment before it is added (`change_discount`): below 0 it is 0.
     pub fn discount_pages(&self) -> u64 {
-        self.discount_pages.load(Ordering::Relaxed)
+        (self.discount_pages.load(Ordering::Relaxed) as i64).max(0) as u64
     }
     /// One space's part of the discount changes.
     pub(crate) fn change_discount(&self, from_pages: u64, to_pages: u64) {
@@ -647,6 +648,11 @@ mod tests {
         assert_eq!(b.usage_bytes(), 50 * PAGE);
         b.change_discount(550, 700);
         assert_eq!(b.usage_bytes(), 0, "it was measured before some of the pages went");
+        // Two change the discount of a space at once: one takes away what the other is about to add.
+        b.change_discount(710, 0);
+        assert_eq!(b.usage_bytes(), 600 * PAGE);
+        b.change_discount(0, 10);
+        assert_eq!((b.usage_bytes(), b.discount_pages()), (600 * PAGE, 0));
     }
 
     #[test]
