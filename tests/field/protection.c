@@ -6,7 +6,8 @@
 //             handler opens the page and notes it. A page that was written and not noted is a lost right
 //   children  of forks have the same memory with the same rights, and change their own
 //   guards    MADV_GUARD_REMOVE over memory that holds something, and over guards
-//   beside    other threads unmap and map such memory, and wait in calls: none ends early, or with EINTR
+//   beside    other threads unmap and map such memory, and wait in calls: none ends early, with EINTR, or
+//             halfway
 //   flips     a region of code, r-x, of which page by page is made writable, written, and made r-x again
 #define _GNU_SOURCE
 #include <poll.h>
@@ -329,15 +330,39 @@ static void *wait_for_a_time(void *arg) {
     return 0;
 }
 
+enum { SENT = 256 << 10 };
+static int stream[2];
+
+// Now and then a write that its reader keeps waiting.
+static void *send_all(void *arg) {
+    char *bytes = calloc(SENT, 1);
+    while (!stop) {
+        ssize_t sent = write(stream[1], bytes, SENT);
+        if (sent != SENT) wrong("a write is short", sent, 0);
+        usleep(150000);
+    }
+    close(stream[1]);
+    return 0;
+}
+
+static void *receive_slowly(void *arg) {
+    static char bytes[16 << 10];
+    while (read(stream[0], bytes, sizeof bytes) > 0) usleep(2000);
+    return 0;
+}
+
 static void beside(void) {
-    pthread_t changing[THREADS], waiting[4];
-    if (pipe(pipes)) wrong("pipe", 0, 0);
+    pthread_t changing[THREADS], waiting[6];
+    if (pipe(pipes) || pipe(stream)) wrong("pipe", 0, 0);
     pthread_create(waiting, 0, wait_for_event, 0);
     pthread_create(waiting + 1, 0, wait_for_a_time, 0);
     pthread_create(waiting + 2, 0, wait_for_a_time, (void *)1);
+    pthread_create(waiting + 4, 0, send_all, 0);
+    pthread_create(waiting + 5, 0, receive_slowly, 0);
     for (size_t i = 0; i < THREADS; i++) pthread_create(changing + i, 0, replace, (void *)i);
     for (size_t i = 0; i < THREADS; i++) pthread_join(changing[i], 0);
     stop = 1;
+    for (int i = 4; i < 6; i++) pthread_join(waiting[i], 0);
     if (write(pipes[1], "x", 1) != 1) wrong("write", 0, 0);
     for (int i = 0; i < 3; i++) pthread_join(waiting[i], 0);
     pthread_create(waiting + 3, 0, wait_for_byte, 0);

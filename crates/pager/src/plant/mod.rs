@@ -26,6 +26,7 @@
 //! | `image.rs`  | what of the agent is mapped where              |
 //! | `running.rs` | processes that run already: in, and out again |
 //! | `stopped.rs` | all threads of one stand still                |
+//! | `halfway.rs` | writes that were stopped in the middle go on  |
 //! | `opened.rs` | memory that may not be written leaves         |
 //! | `refusal.rs` | why it cannot be                              |
 //!
@@ -39,6 +40,7 @@
 //! asks for those.)
 #![allow(unsafe_code, reason = "what a process does between fork and exec: sigprocmask, ptrace")]
 
+mod halfway;
 mod image;
 mod opened;
 mod refusal;

@@ -14,9 +14,10 @@
 //! more could not get it back. If memspill ends meanwhile the kernel kills the process (PTRACE_O_EXITKILL).
 //!
 //! *A process is left alone*, and its pages stay, where it would notice: another one traces it; it has a
-//! seccomp filter of its own; a thread waits in a call that would begin again with all of its time, or end
-//! with EINTR (signal(7)); or one does not stand in time. Not seen: another process that has the same memory
-//! (CLONE_VM without a thread) and changes it in this moment.
+//! seccomp filter of its own; one of its threads does not stand in time, or waits in a call that would begin
+//! again with all of its time, end with EINTR (signal(7)), or say that it has done a part (a write to a
+//! pipe). Not seen: another process that has the same memory (CLONE_VM without a thread) and changes it in
+//! this moment.
 
 use super::running::Hands;
 use super::stopped::Stopped;
@@ -100,7 +101,8 @@ fn is_to_be_disturbed(pid: u32) -> bool {
     let is_free = |task: &PathBuf| {
         let call = proc::text(task.join("syscall")).unwrap_or_default();
         let status = proc::text(task.join("status")).unwrap_or_default();
-        !is_noticed(&call) && !is_confined(&status, own_filters)
+        let is_traced = !status.contains("TracerPid:\t0\n");
+        !is_traced && !is_noticed(&call) && !is_confined(&status, own_filters)
     };
     tasks.len() <= THREADS_MAX && tasks.iter().all(is_free)
 }
@@ -128,6 +130,13 @@ fn is_noticed(call: &str) -> bool {
         libc::SYS_epoll_pwait2 | libc::SYS_semtimedop => of(3) != 0,
         libc::SYS_rt_sigtimedwait => of(2) != 0,
         libc::SYS_io_getevents => of(4) != 0,
+        libc::SYS_write | libc::SYS_writev | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_sendmmsg => {
+            true
+        }
+        libc::SYS_sendfile | libc::SYS_splice | libc::SYS_tee | libc::SYS_vmsplice => true,
+        libc::SYS_recvfrom => of(3) as i32 & libc::MSG_WAITALL != 0,
+        libc::SYS_recvmsg => of(2) as i32 & libc::MSG_WAITALL != 0,
+        libc::SYS_recvmmsg => true,
         libc::SYS_io_uring_enter | libc::SYS_connect | libc::SYS_futex_waitv | SYS_IO_PGETEVENTS => true,
         _ => false,
     }
@@ -138,11 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_with_a_time_of_their_own_are_not_disturbed() {
+    fn calls_that_would_end_otherwise_are_not_disturbed() {
         let noticed = |call| is_noticed(call);
         assert!(noticed("232 0x5 0x7f00 0x40 0x3e8 0x0 0x0 0x7ffc 0x7f12"), "epoll_wait for a second");
         assert!(!noticed("232 0x5 0x7f00 0x40 0xffffffff 0x0 0x0 0x7ffc 0x7f12"), "and for ever");
         assert!(noticed("128 0x1 0x0 0x7ffc00 0x8 0x0 0x0 0x7ffc 0x7f12"), "rt_sigtimedwait");
+        assert!(noticed("1 0x1 0x7f00 0x100000 0x0 0x0 0x0 0x7ffc 0x7f12"), "write");
+        assert!(noticed("45 0x3 0x7f00 0x100000 0x100 0x0 0x0 0x7ffc 0x7f12"), "recv of all that is wanted");
+        assert!(!noticed("45 0x3 0x7f00 0x100000 0x0 0x0 0x0 0x7ffc 0x7f12"), "and of what there is");
         assert!(
             !noticed("running") && !noticed("-1 0x7ffc 0x7f12") && !noticed("0 0x3 0x7f 0x1 0x0 0x0 0x0")
         );

@@ -25,8 +25,8 @@
 
 use super::image::Image;
 use super::refusal;
-use super::stopped::{Dispatch, NO_CALL, Stood, Stopped, read_words, run_to_breakpoint};
-use super::tracee::{Meanwhile, Tracee, check, ptrace, set_registers, set_signal_mask};
+use super::stopped::{Dispatch, Stood, Stopped, read_words, run_to_breakpoint};
+use super::tracee::{Meanwhile, NO_CALL, Tracee, check, ptrace, set_registers, set_signal_mask};
 use crate::published::Published;
 use crate::{proc, signals};
 use libc::{pid_t, user_regs_struct};

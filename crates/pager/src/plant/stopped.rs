@@ -13,6 +13,8 @@
 //! *Calls that the kernel ends with EINTR for us* (epoll_wait and some others, signal(7)) are restarted too.
 //! They begin with all of their time again, so one with a long time of its own is left to say EINTR.
 //!
+//! *A write of which a part is done* goes on with the rest (`halfway.rs`).
+//!
 //! *Restartable sequences* (rseq) that a thread is in the middle of are aborted, as the kernel does: once the
 //! thread runs elsewhere it would be forgotten.
 //!
@@ -23,8 +25,9 @@
 //! for STANDS_AFTER, and then all go on.
 #![allow(unsafe_code, reason = "ptrace, waitid and get_robust_list, on integers and structs of integers")]
 
+use super::halfway;
 use super::tracee::{
-    Meanwhile, check, is_of_kernel, ptrace, registers, resume, set_registers, set_signal_mask, wait,
+    Meanwhile, NO_CALL, check, is_of_kernel, ptrace, registers, resume, set_registers, set_signal_mask, wait,
     wait_for_stop,
 };
 use crate::signals;
@@ -39,8 +42,6 @@ const PTRACE_GETSIGMASK: c_uint = 0x420a;
 const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
 const PTRACE_SET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4210;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
-/// In orig_rax: it was not stopped in a call.
-pub(super) const NO_CALL: u64 = u64::MAX;
 /// How long it may take until a thread stands that waits in the kernel, or that has no CPU.
 const STANDS_AFTER: Duration = Duration::from_secs(1);
 const RUNS_WITHIN: Duration = Duration::from_secs(20);
@@ -167,6 +168,16 @@ impl Stood {
         if self.regs.rip.wrapping_sub(start) < len && is_signed {
             self.regs.rip = abort;
             self.is_changed = true;
+        }
+    }
+
+    /// Has it go on, traced no more: at once, or when it has written all that it was to write.
+    fn let_go(&mut self, memory: &File) -> io::Result<()> {
+        let is_trapped = Dispatch::of(self.tid).is_some_and(|dispatch| dispatch.is_on());
+        let read_word = |at| read_words::<1>(memory, at).map(|[word]| word);
+        match !is_trapped && halfway::goes_on(self.tid, &self.regs, self.mask, read_word)? {
+            true => Ok(()),
+            false => self.go_on(libc::PTRACE_DETACH),
         }
     }
 
@@ -384,7 +395,7 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         for stood in &mut self.threads {
             // (An error: it was killed.)
-            let _ = stood.go_on(libc::PTRACE_DETACH);
+            let _ = stood.let_go(&self.memory);
         }
         if self.meanwhile.is_to_trap {
             signals::send(self.pid as u32, libc::SIGTRAP);
@@ -400,8 +411,8 @@ impl Drop for Stopped {
 pub(super) fn let_go_late(tid: pid_t, status: i32) -> bool {
     let is_asked = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_STOP << 8;
     let memory = || File::open(format!("/proc/{tid}/mem"));
-    let stood = || memory().and_then(|memory| Stood::look(tid, &memory));
-    is_asked && stood().and_then(|mut stood| stood.go_on(libc::PTRACE_DETACH)).is_ok()
+    let let_go = |memory| Stood::look(tid, &memory).and_then(|mut stood| stood.let_go(&memory));
+    is_asked && memory().and_then(let_go).is_ok()
 }
 
 fn has_ended(pid: pid_t, tid: pid_t) -> bool {

@@ -13,13 +13,13 @@ use std::io;
 use std::time::Duration;
 
 /// The instruction of x86-64, little endian: 0f 05.
-const SYSCALL: u64 = 0x050f;
+pub(super) const SYSCALL: u64 = 0x050f;
 /// Below the stack pointer, far from what the kernel has put there.
 const SCRATCH_BELOW: u64 = 1024;
 /// The code segment of 64-bit programs.
 pub(super) const CODE_64: u64 = 0x33;
-/// In orig_rax. With another value the kernel might take a stop for an interrupted call, and repeat that.
-const NO_CALL: u64 = u64::MAX;
+/// In orig_rax: no call was interrupted. (With another value the kernel might repeat one.)
+pub(super) const NO_CALL: u64 = u64::MAX;
 const PTRACE_SETSIGMASK: c_uint = 0x420b;
 /// The kernel's size, not the C library's.
 const SIGSET_BYTES: usize = 8;

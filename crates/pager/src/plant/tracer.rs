@@ -9,8 +9,8 @@
 //! Two things that the kernel does not tell are looked for: that an exec has failed, and that a thread has
 //! vanished with another one's exec, which nobody is told if it was its process's first.
 
-use super::stopped;
 use super::tracee::{Tracee, Trap, resume, seize, set_signal_mask, wait_for_trap};
+use super::{halfway, stopped};
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
 use crate::published::Published;
@@ -129,6 +129,9 @@ impl<'a> Tracer<'a> {
     /// The kernel tells of a thread that may be one of those; `status` as of waitpid(2).
     pub fn is_told(&mut self, thread: u32, status: c_int) {
         let thread = thread as pid_t;
+        if halfway::is_told(thread, status) {
+            return;
+        }
         let is_exec = status >> 8 == libc::SIGTRAP | libc::PTRACE_EVENT_EXEC << 8;
         let is_stop = libc::WIFSTOPPED(status);
         // With the exec it becomes its process's first, and may end as that.
