@@ -11,4 +11,4 @@ case_late_forks() { same 32M late_forks 1 40 6; }
 case_fork_limit() { same 20M fork_limit 28 "$([ "$MODE" = kernel ] && echo 3 || echo 48)" && left 1024; }
 
 # A group is stopped and continued again and again, the threads in it that swap out with it.
-case_stopped_group() { same 24M stopped_group 8 40 && left 1024; }
+case_stopped_group() { same 24M stopped_group 4 40 && left 1024; }
