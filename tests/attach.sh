@@ -8,7 +8,7 @@ HELP="usage: tests/attach.sh [--memspill BIN] [--with 'ARGS'] [--keep] [NAME...]
 . "$(dirname "$0")/common.sh"
 
 ALL=(python node java redis postgres go threads untouched untouched_calls user bash children programs
-    outside arena again refused gdb inside other-user short interrupted killed ends options)
+    static outside arena again refused gdb inside other-user short interrupted killed ends options)
 # Quick enough for tests/run.sh.
 SHORT=(python threads untouched untouched_calls user refused inside killed ends interrupted)
 option() {
@@ -328,6 +328,34 @@ PY
     touch end && over_with 0 && until_true 20 grep -qx "worker right" said ||
         no "${WHY:-$(grep worker said)}" || return
     stops
+}
+
+# Its children run static programs while they are let go, for which they ask memspill, and all of these end
+# well.
+case_static() {
+    local _
+    cat >shells.sh <<'SH'
+trap 'touch stop; wait; echo right; exit 0' TERM
+loop() {
+    while [ ! -e stop ]; do
+        (for _ in {1..4000}; do :; done; exec ./ends) || echo WRONG $?
+    done
+}
+while :; do
+    if [ -e begin ]; then rm begin; for _ in 1 2 3 4 5 6; do loop & done; fi
+    sleep 0.1
+    echo round
+done
+SH
+    echo 'int main(void) { return 0; }' >ends.c && gcc -static -o ends ends.c 2>/dev/null ||
+        { SKIP="no static C library"; return; }
+    for _ in 1 2 3; do
+        rm -f stop
+        start bash shells.sh && attach "$PROGRAM" && touch begin && rounds 8 || return
+        timeout 60 "$MEMSPILL" ctl --pid $RUN detach >ctl.out 2>&1 || no "ctl detach: $(cat ctl.out)" ||
+            return
+        rounds 2 && is_bare "$PROGRAM" && stops && over_with 0 || return
+    done
 }
 
 # A program that memspill could not take in goes on when the others are let go.

@@ -16,7 +16,7 @@
 //! What it does not do: end what cannot be let go.
 
 use crate::ctl::host::Operator;
-use crate::plant;
+use crate::plant::{self, Tracer};
 use crate::proc::with_agent;
 use crate::process::{Process, standstill};
 use crate::published::Published;
@@ -24,7 +24,7 @@ use crate::reclaim::give_back::note;
 use crate::run::detach::Stage;
 use crate::run::reads;
 use crate::run::{Run, account};
-use crate::times::{CTL_TELLS, DETACH_LEAVES, GIVING_BACK, PUT_OFF_AGAIN};
+use crate::times::{CTL_TELLS, DETACH_AGAIN, DETACH_JOINS, DETACH_LEAVES, GIVING_BACK, PUT_OFF_AGAIN};
 use memspill_engine::fill::{Fault, FillJob, Scratch};
 use memspill_engine::group::GroupConfig;
 use memspill_engine::space::Space;
@@ -235,7 +235,12 @@ impl Filler<'_> {
 
 /// Nothing is away: the agent leaves each process, that of this number last. Returns how long that one stood
 /// still. To be called by the main thread.
-pub fn let_all_go(run: &Run, agent: &Published, root: u32) -> Result<Duration, String> {
+pub fn let_all_go(
+    run: &Run,
+    agent: &Published,
+    root: u32,
+    tracer: &mut Tracer<'_>,
+) -> Result<Duration, String> {
     let (mut empty_since, mut root_stood_still) = (None, Duration::ZERO);
     // They were started with the agent, and keep it until they end.
     let mut stay: Vec<Arc<Process>> = Vec::new();
@@ -247,14 +252,15 @@ pub fn let_all_go(run: &Run, agent: &Published, root: u32) -> Result<Duration, S
         let Some(process) = processes.first() else {
             // Children that have not joined yet have the agent.
             let since = *empty_since.get_or_insert_with(Instant::now);
-            if with_agent(&agent.inodes()).len() <= stay.len() || since.elapsed() > DETACH_LEAVES {
+            if with_agent(&agent.inodes()).len() <= stay.len() || since.elapsed() > DETACH_JOINS {
                 return Ok(root_stood_still);
             }
+            tracer.serve();
             std::thread::sleep(PUT_OFF_AGAIN);
             continue;
         };
         empty_since = None;
-        match let_go(run, process, agent)? {
+        match let_go(run, process, agent, tracer)? {
             Some(stood_still) if process.memory.pid() == root => root_stood_still = stood_still,
             Some(_) => {}
             None => stay.push(process.clone()),
@@ -263,15 +269,25 @@ pub fn let_all_go(run: &Run, agent: &Published, root: u32) -> Result<Duration, S
 }
 
 /// None: it keeps its agent.
-fn let_go(run: &Run, process: &Arc<Process>, agent: &Published) -> Result<Option<Duration>, String> {
+fn let_go(
+    run: &Run,
+    process: &Arc<Process>,
+    agent: &Published,
+    tracer: &mut Tracer<'_>,
+) -> Result<Option<Duration>, String> {
     let (pid, begun) = (process.memory.pid(), Instant::now());
     loop {
-        let tried = match process.memory.serving_agent() {
+        // A thread of it may wait in the agent for what only we do.
+        let is_free = tracer.is_done_with(pid);
+        let tried = match process.memory.serving_agent().filter(|_| is_free) {
             Some(served) => {
                 process.install_delivered();
                 plant::let_go(pid, agent, served.evictor.tid, &mut || served.let_exit(0))
             }
-            None => Err(io::ErrorKind::WouldBlock.into()),
+            None => {
+                let why = "it joins, or is about to run another program: try again";
+                Err(io::Error::new(io::ErrorKind::WouldBlock, why))
+            }
         };
         match tried {
             Ok(stood_still) => {
@@ -281,9 +297,10 @@ fn let_go(run: &Run, process: &Arc<Process>, agent: &Published) -> Result<Option
             }
             Err(_) if process.is_dying() => return Ok(Some(Duration::ZERO)),
             Err(e) if e.kind() == io::ErrorKind::Unsupported => return Ok(None),
-            // It is in the midst of a fork, or joins; or it ends, which is seen the next time.
+            // It is in the midst of a fork, or joins; or it ends, which is seen the next time. Meanwhile it
+            // runs for about as long as it was tried.
             Err(e) if may_be_later(&e) && begun.elapsed() < DETACH_LEAVES => {
-                std::thread::sleep(PUT_OFF_AGAIN);
+                std::thread::sleep((begun.elapsed() / 2).clamp(PUT_OFF_AGAIN, DETACH_AGAIN));
             }
             Err(e) => return Err(format!("{} cannot be let go: {e}", standstill::name(pid))),
         }

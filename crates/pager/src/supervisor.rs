@@ -461,13 +461,10 @@ fn wait_attached(
     let mut progress = Progress::default();
     let mut empty_since = None;
     loop {
-        for (who, status) in reap().0 {
-            tracer.is_told(who, status.into_raw());
-        }
+        tracer.serve();
         if signals::child_has_ended(guardian) {
             run.fail("the guardian was killed: the processes of the run end with it".into());
         }
-        tracer.look();
         opened::serve(run);
         if let Some(verdict) = run.verdict() {
             eprintln!("memspill: {}", verdict.message);
@@ -486,7 +483,7 @@ fn wait_attached(
             empty_since = None;
         }
         match run.detach.stage() {
-            Stage::Back => match detach::let_all_go(run, agent, running.pid) {
+            Stage::Back => match detach::let_all_go(run, agent, running.pid, &mut tracer) {
                 Ok(stood_still) => {
                     tell_let_go(running, stood_still, agent);
                     run.detach.set(Stage::Gone);

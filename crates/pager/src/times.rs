@@ -223,7 +223,11 @@ pub const CTL_ACCEPT_AGAIN: Duration = ms(100);
 /// Killed processes end within this time, or are not waited for: they are frozen, or wait in the kernel.
 pub const TREE_ENDS: Duration = s(2);
 /// A process that is in the midst of a fork, or joins, is let go within this time, or stays attached.
-pub const DETACH_LEAVES: Duration = s(5);
+pub const DETACH_LEAVES: Duration = s(20);
+/// And is tried again after this pause at most.
+pub const DETACH_AGAIN: Duration = ms(100);
+/// Processes that have the agent and have not joined are waited for so long when all others were let go.
+pub const DETACH_JOINS: Duration = s(5);
 /// How often it is said how much of what comes back is back.
 pub const DETACH_SAYS: Duration = s(10);
 /// When the process that was attached to has ended, or is let go, and no other has been there for so long,

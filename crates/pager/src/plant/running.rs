@@ -47,8 +47,11 @@ const STACK_BYTES: u64 = 128 << 10;
 const BEHIND_STRUCT: u64 = PAGE;
 /// Signals that are blocked while the agent's entry runs.
 const MASK: u64 = !(1 << (libc::SIGTRAP - 1));
-/// How long threads may be at work in the agent.
-const LEAVES_AFTER: Duration = Duration::from_secs(5);
+/// How long all others stand still for a thread that is at work in the agent. It may wait for one of them, or
+/// for us: then all go on, and it is tried again (`detach.rs`).
+const LEAVES_AFTER: Duration = Duration::from_millis(200);
+/// For how long such a thread goes on at first; twice as long each time, for it may have no CPU at once.
+const GOES_ON_FOR: Duration = Duration::from_micros(200);
 /// How long the evictor may take to end before that is said.
 const EVICTOR_ENDS: Duration = Duration::from_secs(20);
 
@@ -129,7 +132,15 @@ pub fn let_go(
             false => Err(later("memspill's agent is not in it")),
         };
     };
+    // A program that it has begun since may have an agent too, which is not the one that we know.
+    let has_evictor = || Path::new(&format!("/proc/{pid}/task/{evictor}")).exists();
+    if !has_evictor() {
+        return Err(later("it has begun another program"));
+    }
     let mut stopped = Stopped::all(pid as pid_t, Some(evictor as pid_t))?;
+    if !has_evictor() {
+        return Err(later("it has begun another program"));
+    }
     let mut hands = Hands::of(&mut stopped)?;
     hands.base = base;
     hands.entry = base + Image::of(AGENT_SO).entry - BEFORE_ENTRY;
@@ -415,6 +426,7 @@ impl<'a> Hands<'a> {
     /// Waits until no thread is at work in the agent.
     fn wait_for_work(&mut self, at: u64) -> io::Result<()> {
         let until = Instant::now() + LEAVES_AFTER;
+        let mut moment = GOES_ON_FOR;
         loop {
             let mut busy = vec![];
             for index in 0..self.stopped.threads.len() {
@@ -438,10 +450,12 @@ impl<'a> Hands<'a> {
                 return Err(later("a thread of it does not come out of the agent: try again"));
             }
             let own = self.stood().tid;
-            self.stopped.run_on(&busy)?;
+            let result = self.stopped.run_on(&busy, moment);
+            moment *= 2;
             let index = self.stopped.threads.iter().position(|stood| stood.tid == own);
-            // It has ended: another one does it.
+            // It has ended, or does not stand: another one does it.
             self.index = index.unwrap_or(0);
+            result?;
             if self.stopped.threads.is_empty() {
                 return Err(later("its threads have ended"));
             }

@@ -304,41 +304,41 @@ impl Stopped {
                     }
                 }
             }
-            let until = Instant::now() + self.patience.stands;
-            for tid in seized {
-                match self.wait(tid, until) {
-                    Ok(Some(stood)) => self.threads.push(stood),
-                    Ok(None) => {}
-                    Err(e) => {
-                        // One that runs cannot be let go: it stops at once now, or when it ends its call.
-                        let _ = resume(tid, libc::PTRACE_DETACH, 0);
-                        result = result.and(Err(e));
-                    }
-                }
-            }
-            result?;
+            let waited = self.wait_for(seized);
+            result.and(waited)?;
         }
     }
 
-    /// Lets one run that is at work in the agent, for a moment.
-    pub(super) fn run_on(&mut self, tids: &[pid_t]) -> io::Result<()> {
-        const MOMENT: Duration = Duration::from_micros(200);
+    /// Waits until these stand, which were asked to.
+    fn wait_for(&mut self, asked: Vec<pid_t>) -> io::Result<()> {
+        let until = Instant::now() + self.patience.stands;
+        let mut result = Ok(());
+        for tid in asked {
+            match self.wait(tid, until) {
+                Ok(Some(stood)) => self.threads.push(stood),
+                Ok(None) => {}
+                Err(e) => {
+                    // One that runs cannot be let go: it stops at once now, or when it ends its call.
+                    let _ = resume(tid, libc::PTRACE_DETACH, 0);
+                    result = result.and(Err(e));
+                }
+            }
+        }
+        result
+    }
+
+    /// Lets those run that are at work in the agent, for a moment. An error: some of them do not stand.
+    pub(super) fn run_on(&mut self, tids: &[pid_t], moment: Duration) -> io::Result<()> {
         let (mut running, others): (Vec<Stood>, Vec<Stood>) =
             std::mem::take(&mut self.threads).into_iter().partition(|stood| tids.contains(&stood.tid));
         self.threads = others;
+        // (Errors: it was killed, or has ended.)
         for stood in &mut running {
-            stood.go_on(libc::PTRACE_CONT)?;
+            let _ = stood.go_on(libc::PTRACE_CONT);
         }
-        std::thread::sleep(MOMENT);
-        let until = Instant::now() + STANDS_AFTER;
-        for stood in running {
-            // (An error: it has ended.)
-            if resume(stood.tid, libc::PTRACE_INTERRUPT, 0).is_ok()
-                && let Some(stood) = self.wait(stood.tid, until)?
-            {
-                self.threads.push(stood);
-            }
-        }
+        std::thread::sleep(moment);
+        running.retain(|stood| resume(stood.tid, libc::PTRACE_INTERRUPT, 0).is_ok());
+        self.wait_for(running.iter().map(|stood| stood.tid).collect())?;
         self.stop_new()
     }
 
@@ -417,6 +417,13 @@ pub(super) fn let_go_late(tid: pid_t, status: i32) -> bool {
 
 fn has_ended(pid: pid_t, tid: pid_t) -> bool {
     matches!(state_of(pid, tid), None | Some('Z' | 'X'))
+}
+
+/// Do we trace a thread of this process?
+pub(super) fn is_any_ours(pid: pid_t) -> bool {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+    tids.any(|tid| is_ours(pid, tid))
 }
 
 fn is_ours(pid: pid_t, tid: pid_t) -> bool {

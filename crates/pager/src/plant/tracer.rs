@@ -14,6 +14,7 @@ use super::{halfway, stopped};
 use crate::process::peer::{Peer, Pidfd};
 use crate::process::wire;
 use crate::published::Published;
+use crate::signals::Waited;
 use crate::times::{TRACEES_LOOK, TRACEES_LOOK_OLD, TRACEES_NEW};
 use crate::{proc, signals};
 use libc::{c_int, c_uint, pid_t};
@@ -77,6 +78,21 @@ impl<'a> Tracer<'a> {
         let is_new = |followed: &Followed| followed.since.elapsed() < TRACEES_NEW;
         let new = self.followed.iter().any(is_new).then_some(TRACEES_LOOK);
         new.or((!self.followed.is_empty()).then_some(TRACEES_LOOK_OLD))
+    }
+
+    /// What the kernel tells, and who asks.
+    pub fn serve(&mut self) {
+        while let Waited::For(thread, status) = signals::wait_any() {
+            self.is_told(thread, status);
+        }
+        self.look();
+    }
+
+    /// Does what is to be done for a process whose threads are to stand still. False: one of them is traced
+    /// still, for an exec or until it comes to a stop; that is known later.
+    pub fn is_done_with(&mut self, pid: u32) -> bool {
+        self.serve();
+        !stopped::is_any_ours(pid as pid_t)
     }
 
     /// Begins to follow who has asked, and lets go whose exec has failed.
