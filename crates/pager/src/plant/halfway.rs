@@ -12,16 +12,16 @@
 //!
 //! If the second call fails, or the program has a signal meanwhile, it is told what is written, as always.
 //!
-//! What it does not do: threads whose calls are trapped (of an attached process: it is told of the part);
-//! writev, sendmsg, sendfile, splice. Where these wait nobody is stopped (`opened.rs`); one that begins to
-//! wait at this very moment says how much is written.
+//! What it does not do: processes that are attached to, which go on when memspill ends (they are told of the
+//! part); writev, sendmsg, sendfile, splice. Where these wait nobody is stopped (`opened.rs`); one that begins
+//! to wait at this very moment says how much is written.
 #![allow(unsafe_code, reason = "ptrace, on integers")]
 
 use super::tracee::{
     NO_CALL, SYSCALL, check, ptrace, registers, resume, set_registers, set_signal_mask, wait_for_stop,
 };
 use libc::{c_int, pid_t, user_regs_struct};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 
 /// Of the instruction.
@@ -35,9 +35,16 @@ struct Write {
     regs: user_regs_struct,
 }
 
+// The main thread's, which alone traces.
 thread_local! {
-    /// Those under way: the main thread's, which alone traces.
+    static IS_WANTED: Cell<bool> = const { Cell::new(false) };
+    /// Those under way.
     static WRITES: RefCell<Vec<Write>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Have writes go on from now on: no program of this run lives longer than memspill.
+pub(super) fn begin() {
+    IS_WANTED.set(true);
 }
 
 /// The thread has written a part of what it was to write. (A part it may be for another reason: then the rest
@@ -57,7 +64,7 @@ pub(super) fn goes_on(
 ) -> io::Result<bool> {
     let instruction = regs.rip.wrapping_sub(SYSCALL_BYTES);
     let is_syscall = || read_word(instruction).is_some_and(|word| word & 0xffff == SYSCALL);
-    if !is_half_done(regs) || !is_syscall() {
+    if !IS_WANTED.get() || !is_half_done(regs) || !is_syscall() {
         return Ok(false);
     }
     let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;

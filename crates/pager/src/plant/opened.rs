@@ -19,6 +19,7 @@
 //! pipe). Not seen: another process that has the same memory (CLONE_VM without a thread) and changes it in
 //! this moment.
 
+use super::halfway;
 use super::running::Hands;
 use super::stopped::Stopped;
 use super::tracee::CODE_64;
@@ -51,6 +52,7 @@ pub fn open_for_a_moment(
     if !is_to_be_disturbed(pid) {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
+    halfway::begin();
     let mut stopped = Stopped::within(pid as i32, evictor as i32, OPEN_STANDS)?;
     let maps = File::open(format!("/proc/{evictor}/maps"))?;
     let closed = closed_within(&maps, wanted)?;

@@ -173,9 +173,8 @@ impl Stood {
 
     /// Has it go on, traced no more: at once, or when it has written all that it was to write.
     fn let_go(&mut self, memory: &File) -> io::Result<()> {
-        let is_trapped = Dispatch::of(self.tid).is_some_and(|dispatch| dispatch.is_on());
         let read_word = |at| read_words::<1>(memory, at).map(|[word]| word);
-        match !is_trapped && halfway::goes_on(self.tid, &self.regs, self.mask, read_word)? {
+        match halfway::goes_on(self.tid, &self.regs, self.mask, read_word)? {
             true => Ok(()),
             false => self.go_on(libc::PTRACE_DETACH),
         }
