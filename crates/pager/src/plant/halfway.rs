@@ -13,8 +13,8 @@
 //! If the second call fails, or the program has a signal meanwhile, it is told what is written, as always.
 //!
 //! What it does not do: processes that are attached to, which go on when memspill ends (they are told of the
-//! part); writev, sendmsg, sendfile, splice. Where these wait nobody is stopped (`opened.rs`); one that begins
-//! to wait at this very moment says how much is written.
+//! part); writev, sendmsg, sendfile, splice. Where these wait nobody is stopped (`opened.rs`); one that
+//! begins to wait at this very moment says how much is written.
 #![allow(unsafe_code, reason = "ptrace, on integers")]
 
 use super::tracee::{
