@@ -224,7 +224,7 @@ pub const CTL_ACCEPT_AGAIN: Duration = ms(100);
 pub const TREE_ENDS: Duration = s(2);
 /// A process that is in the midst of a fork, or joins, is let go within this time, or stays attached.
 pub const DETACH_LEAVES: Duration = s(20);
-/// And is tried again after this pause at most.
+/// Such a process is tried again after this pause at most.
 pub const DETACH_AGAIN: Duration = ms(100);
 /// Processes that have the agent and have not joined are waited for so long when all others were let go.
 pub const DETACH_JOINS: Duration = s(5);

@@ -24,21 +24,22 @@ use libc::{c_int, pid_t, user_regs_struct};
 use std::cell::{Cell, RefCell};
 use std::io;
 
-/// Of the instruction.
+/// The length of that instruction.
 const SYSCALL_BYTES: u64 = 2;
 /// A stop before or after a call (PTRACE_O_TRACESYSGOOD).
 const CALL_STOP: c_int = libc::SIGTRAP | 0x80;
 
+/// The second call of a write.
 struct Write {
     tid: pid_t,
     /// As its thread stood after the first call.
     regs: user_regs_struct,
 }
 
-// The main thread's, which alone traces.
+// Both belong to the main thread, which alone traces.
 thread_local! {
     static IS_WANTED: Cell<bool> = const { Cell::new(false) };
-    /// Those under way.
+    /// Second calls under way.
     static WRITES: RefCell<Vec<Write>> = const { RefCell::new(Vec::new()) };
 }
 

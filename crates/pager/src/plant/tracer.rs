@@ -80,7 +80,7 @@ impl<'a> Tracer<'a> {
         new.or((!self.followed.is_empty()).then_some(TRACEES_LOOK_OLD))
     }
 
-    /// What the kernel tells, and who asks.
+    /// Takes in what the kernel tells, and answers who asks.
     pub fn serve(&mut self) {
         while let Waited::For(thread, status) = signals::wait_any() {
             self.is_told(thread, status);

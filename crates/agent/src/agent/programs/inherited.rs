@@ -9,7 +9,7 @@
 
 use crate::common::sync::{AtomicU32, Ordering};
 
-use crate::machine::own_calls::{ALWAYS, FORKS, THREADS};
+use crate::machine::own_calls::{ALWAYS, Call, FORKS, THREADS};
 use crate::machine::seccomp::{Filter, RET_ACTION, RET_ALLOW, RET_ERRNO};
 
 /// Not 0: programs are run without the agent. The child of a fork inherits it, as it does the filter.
@@ -18,7 +18,7 @@ static IS_ALONE: AtomicU32 = AtomicU32::new(0);
 
 /// The program has set this filter.
 pub fn note(filter: &Filter) {
-    let ends = |(number, first): &(usize, Option<usize>)| {
+    let ends = |(number, first): &Call| {
         let args = [first.unwrap_or_default(), 0, 0, 0, 0, 0];
         let answer = filter.run(0, *number, &args).unwrap_or(RET_ALLOW) & RET_ACTION;
         !(RET_ERRNO..=RET_ALLOW).contains(&answer)
